@@ -206,7 +206,7 @@ def measure_adaptive(build_dir: Path) -> dict[str, float]:
 def main() -> None:
     """Build, measure, write."""
     build_dir = build_plugin(
-        Path("out/bench-plugin"), tests=True, targets=("all", "bench")
+        Path("out/bench-plugin"), "-DDYNAMICCL_TESTS=ON", targets=("all", "bench")
     ).parent.resolve()
     figures: dict[str, float | int | str | None] = {
         **measure_tuner(build_dir),

@@ -2,6 +2,8 @@
 
 A launch is worth the median of the step times in its output, or its whole time where it tells none.
 In how many communicators a table acted is in NCCL's log, which launches of both arms print.
+The first pair's order is drawn and each other pair's is the reverse of the one before, so that
+neither arm gains from what grows warm, fills up or slows down meanwhile.
 """
 
 import json
@@ -34,7 +36,7 @@ from dynamiccl.serve.options import Json
 DEFAULT_MODE: Final = "table"
 #: Verdict -> exit code. The others, with 0: faster, not worse, not told apart, unknown.
 EXIT_CODES: Final = {"worse": 1, "fails": 1, "not tested": 3, "fails without us": 4}
-#: By how much a job may be slower unless somebody says otherwise, and for doctor.
+#: By how much a job may be slower: what is less is noise.
 WORSE: Final = 0.02
 #: What proves that a step is no longer.
 PROVEN: Final = frozenset({"faster", "not worse"})
@@ -61,10 +63,8 @@ _PREPARED: Final = re.compile(r"dynamiccl-run: ((?:loads no|NCCL's own choice st
 _GRACE_S: Final = 10.0
 #: A launch without a limit may take so many times as long as the other kind's, and that at least.
 _MUCH_LONGER, _LEAST_LIMIT_S = 3.0, 1800.0
-#: A job that says nothing for so many of its steps, and seconds, hangs.
+#: An endless job hangs that says nothing for so many of its steps, and so many seconds.
 _SILENT_STEPS, _SILENT_S = 20.0, 60.0
-#: And for so many times what lies between two lines with steps.
-_SILENT_LINES: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,8 @@ class Launch:
     was_cut: bool
     #: For how long it had said nothing when it ended, or was.
     silent_s: float
-    #: None: too few steps were found.
+    #: Steps of which a time was found but for the first ones, and their median; None: too few.
+    num_steps: int
     step_s: float | None
     #: Communicators in which a table acted, all of them, and why none did, as most ranks have it.
     acted_in: int
@@ -95,15 +96,6 @@ class Launch:
         if self.step_s is None:
             return f"{self.wall_s:.4g} s in all; no step time was found, see --step-time"
         return f"{self.step_s:.4g} s a step"
-
-
-def limit_s(seconds: float | None, without: Iterable[Launch]) -> float:
-    """How long a launch may take: what was asked for, else by those that ran `without` us.
-
-    A job that hangs with us is to be found though nobody watches.
-    """
-    longest_s = max((each.wall_s for each in without), default=math.inf)
-    return seconds or max(_LEAST_LIMIT_S, _MUCH_LONGER * longest_s)
 
 
 def launch(
@@ -147,12 +139,8 @@ def launch(
     if code is None and step_s is None:  # its whole time is what it was given
         least = _WARM_UP + _LEAST_STEPS
         problem = f"fewer than {least} step times were found in its {limit:g} s"
-    # As often as it spoke before, whatever its log's interval is.
-    rhythm_s = (wall_s - silent_s) / max(len(steps), 1)
-    usual_s = max(_SILENT_S, _SILENT_STEPS * (step_s or 0.0), _SILENT_LINES * rhythm_s)
-    if code is None and not problem and silent_s > usual_s:
-        problem = f"it said nothing in the last {silent_s:.0f} of its {limit:g} s"
-    return Launch(arm, str(output), problem, wall_s, code is None, silent_s, step_s, *tables)
+    ended = problem, wall_s, code is None, silent_s
+    return Launch(arm, str(output), *ended, len(steps), step_s, *tables)
 
 
 def environment_of(arm: str, artifact: Path) -> dict[str, str]:
@@ -229,20 +217,22 @@ def interval(ratios: Sequence[float], t: Sequence[float] = _T_975) -> tuple[floa
     return fmean(ratios) - half, fmean(ratios) + half
 
 
-def is_worse(ratios: Sequence[float], worse: float) -> bool:
-    """Whether the job is slower beyond the share `worse`, though that is asked after each pair."""
-    return len(ratios) >= _LEAST_PAIRS and interval(ratios, _T_995)[0] > math.log1p(worse)
+def is_worse(ratios: Sequence[float]) -> bool:
+    """Whether the job is slower beyond noise, though that is asked after each pair."""
+    return len(ratios) >= _LEAST_PAIRS and interval(ratios, _T_995)[0] > math.log1p(WORSE)
 
 
-def conclude(pairs: Sequence[tuple[Launch, Launch]], worse: float) -> tuple[str, list[str]]:
+def conclude(pairs: Sequence[tuple[Launch, Launch]]) -> tuple[str, list[str]]:
     """A verdict on pairs of launches with us and without, and what it stands on."""
     ours, theirs = pairs[-1]
     if theirs.problem:
         return "fails without us", [f"not our doing, {theirs.in_short}"]
-    hangs = ours.was_cut and not theirs.was_cut and ours.silent_s > theirs.wall_s
+    # As long as the job takes without us, else as seldom as it speaks, whatever its log's interval.
+    usual_s = max(_SILENT_S, _SILENT_STEPS * theirs.wall_s / max(theirs.num_steps, 1))
+    hangs = ours.was_cut and ours.silent_s > (usual_s if theirs.was_cut else theirs.wall_s)
     if ours.problem or hangs:
-        ended = f"it did not end in {ours.wall_s:.4g} s, and did in {theirs.wall_s:.4g} s without"
-        why = ours.in_short if ours.problem else f"{ended}; see {ours.output}"
+        silent = f"it said nothing in the last {ours.silent_s:.0f} of its {ours.wall_s:.0f} s"
+        why = ours.in_short if ours.problem else f"{silent}; see {ours.output}"
         return "fails", [f"with DynamICCL and not without, {why}"]
     what, times = "step time", [(a.step_s, b.step_s) for a, b in pairs if a.step_s and b.step_s]
     if len(times) < len(pairs):
@@ -253,13 +243,13 @@ def conclude(pairs: Sequence[tuple[Launch, Launch]], worse: float) -> tuple[str,
     ends = f"95% interval: {math.expm1(low):+.1%} to {math.expm1(high):+.1%}, {len(ratios)} pairs"
     said += f" ({ends})" if len(ratios) > 1 else " (one pair; an interval needs two)"
     acted, tables = tables_acted(pairs)
-    if is_worse(ratios, worse):
+    if is_worse(ratios):
         return "worse", [said, tables]
     if not acted:
         return "not tested", [tables, said]
     if len(ratios) < 2:
         return "unknown", [said, tables]
-    verdict = "not worse" if high < math.log1p(worse) else "not told apart"
+    verdict = "not worse" if high < math.log1p(WORSE) else "not told apart"
     return "faster" if high < 0 else verdict, [said, tables]
 
 
@@ -298,14 +288,13 @@ def ab_command(
         str | None,
         typer.Option(metavar="REGEX", help="One group: a step's s, or ms where 'ms' is matched."),
     ] = None,
-    worse: Annotated[float, typer.Option(help="Share slower that is borne.", min=0)] = WORSE,
-    keep: Annotated[bool, typer.Option("--keep", help="Never switch the artifact off.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for outputs; default ab-TIME.")] = None,
     as_json: Json = False,
 ) -> None:
     """Launch a job in turns with DynamICCL and without, and compare its step times.
 
-    Where it is slower or fails with us it stops and switches the artifact off (kill file); it stops
+    Without --seconds a first launch, which no pair counts, tells how long one may take. Where the
+    job is slower or fails with us it stops and switches the artifact off (kill file); it stops
     where no table acts, too. The verdict is kept beside the artifact for 'doctor' (ab.json).
     Exit code 1: slower, or fails; 3: no table acted; 4: the job fails without us.
 
@@ -324,7 +313,6 @@ def ab_command(
         "command": command,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "out": str(out.absolute()),
-        "worse": worse,
         "mode": os.environ.get("DYNAMICCL_MODE") or DEFAULT_MODE,
         "artifact": str(artifact),
         "switched_off": None,
@@ -332,40 +320,37 @@ def ab_command(
     }
     _write(out, record)
     done: list[tuple[Launch, Launch]] = []
+    limit = seconds or math.inf
+
+    def launched(number: int, arm: str) -> Launch:
+        told = f"launch {number} of {2 * pairs}, {arm} DynamICCL"
+        words = [str(wrapper), "--", *command] if arm == "with" else command
+        with cli.working(told):
+            log = out / f"{number:02d}-{arm}.log"
+            ended = launch(arm, artifact, words, log, limit, step_time)
+        print(f"{told}: {ended.in_short}", file=sys.stderr, flush=True)
+        return ended
+
     with cli.interruptible(lambda: f"{record['said'][0]}; {out / AB_NAME} keeps it"):
+        if seconds is None:
+            first = launched(0, "without")
+            # A job that hangs with us is to be found though nobody watches.
+            limit = max(_LEAST_LIMIT_S, _MUCH_LONGER * first.wall_s)
+            if first.problem:
+                record["verdict"], record["said"] = conclude([(first, first)])
+        arms = random.sample(("with", "without"), 2)
         while len(done) < pairs and record["verdict"] not in EXIT_CODES:
-            pair: dict[str, Launch] = {}
-            # The first is without us: by its time a hang with us is told.
-            arms = random.sample(("with", "without"), 2) if done else ["without", "with"]
-            for arm in arms:
-                number = 2 * len(done) + len(pair) + 1
-                told = f"launch {number} of {2 * pairs}, {arm} DynamICCL"
-                started = [str(wrapper), "--", *command] if arm == "with" else command
-                with cli.working(told):
-                    log = out / f"{number:02d}-{arm}.log"
-                    known = [theirs for _, theirs in done] or list(pair.values())
-                    limit = limit_s(seconds, known)
-                    pair[arm] = launch(arm, artifact, started, log, limit, step_time)
-                print(f"{told}: {pair[arm].in_short}", file=sys.stderr, flush=True)
+            pair = {arm: launched(2 * len(done) + at, arm) for at, arm in enumerate(arms, 1)}
+            arms.reverse()
             done.append((pair["with"], pair["without"]))
-            record["verdict"], record["said"] = conclude(done, worse)
+            record["verdict"], record["said"] = conclude(done)
             record["launches"] += [asdict(each) for each in pair.values()]
             # Now, so that nothing is lost however often somebody presses Ctrl-C.
             _write(out, record)
     code = EXIT_CODES.get(record["verdict"], 0)
     try:
-        if code == 1 and not keep:
-            kill.touch()
-            record["switched_off"] = str(kill)
-            off = "switched off: new jobs make NCCL's own choice; on again: rm"
-            record["said"].append(f"{off} {kill}")
-        elif code == 1:
-            record["said"].append(f"NOT switched off (--keep); to do so: touch {kill}")
-        # What another mode shows says nothing of the tables, and what shows nothing hides nothing.
-        is_proof = record["mode"] == DEFAULT_MODE and (code == 1 or record["verdict"] in PROVEN)
-        if is_proof or record["switched_off"]:
-            _write(artifact, record)
-    except OSError as error:  # another user's installation
+        _tell_installation(record, artifact, kill, off=code == 1)
+    except OSError as error:  # another user's
         record["said"].append(f"NOT WRITTEN: {error}")
     _write(out, record)
     if as_json:
@@ -403,6 +388,18 @@ def _check(command: list[str], kill: Path, step_time: str | None, out: Path) -> 
         raise UserError(f"--step-time '{step_time}' is no regular expression: {error}") from error
     if groups < 1:
         raise UserError(f"--step-time '{step_time}' has no group; write one around the number")
+
+
+def _tell_installation(record: dict[str, Any], artifact: Path, kill: Path, *, off: bool) -> None:
+    """Switch the artifact off, and keep the record beside it where it says something of it."""
+    if off:
+        kill.touch()
+        record["switched_off"] = str(kill)
+        said = f"switched off: new jobs make NCCL's own choice; on again: rm {kill}"
+        record["said"].append(said)
+    # What another mode shows says nothing of the tables, and what shows nothing hides nothing.
+    if off or (record["mode"] == DEFAULT_MODE and record["verdict"] in PROVEN):
+        _write(artifact, record)
 
 
 def _write(folder: Path, record: dict[str, Any]) -> None:

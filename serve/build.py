@@ -1,7 +1,6 @@
-"""Builds the tuner plugin with CMake and Ninja, and finds a built one.
+"""The plugin: built with CMake and Ninja, found, and asked what it sees of a machine.
 
-The plugin is compiled on the machine that will run it (or one like it) rather than shipped in the
-wheel: it must fit the C library there, and a compiler is at hand wherever NCCL programs are built.
+It is compiled on the machine that will run it, or one like it: it must fit the C library there.
 
     python -m dynamiccl.serve.build [--dir DIR]
         [--torch]     also dynamiccl-brain, for the torch that this Python has (20 s)
@@ -9,73 +8,66 @@ wheel: it must fit the C library there, and a compiler is at hand wherever NCCL 
 
 import argparse
 import importlib.util
-import logging
+import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dynamiccl import cli
+from dynamiccl.doctor import Machine, nccl_version, on_the_loaders_path
 from dynamiccl.errors import MachineError, MissingPath, PluginError
 from dynamiccl.libraries import BUILD_DIR, TUNER_NAME, built
+from dynamiccl.nccl import NcclVersion
 
 #: A leader's policies in TorchScript; the arbiter looks for it beside itself.
 BRAIN_NAME: Final = "dynamiccl-brain"
+#: What prepares jobs, so that its view of the machine is not implemented twice.
+PROBE_NAME: Final = "dynamiccl-prepare"
+LIBRARY: Final = "libnccl.so.2"
 SOURCE_DIR: Final = Path(__file__).resolve().parent / "plugin"
-SANITIZERS: Final = ("", "address,undefined", "thread")
 _SHOWN_LINES: Final = 20
 
-_log = logging.getLogger(__name__)
+# --- Building ---
 
 
 def build_plugin(
-    build_dir: Path,
-    *,
-    sanitize: str = "",
-    tests: bool = False,
-    torch: bool = False,
-    targets: Sequence[str] = (),
+    build_dir: Path, *options: str, torch: bool = False, targets: Sequence[str] = ()
 ) -> Path:
     """Configure and build into `build_dir` (incrementally); return the job's tuner.
 
-    `sanitize` is one of SANITIZERS; `tests` adds C++ tests and benchmarks, `torch` dynamiccl-brain;
-    with `targets` CMake builds these alone. Raises PluginError when a tool is missing or the
-    compiler fails, with the end of what it said, and MachineError without torch.
+    `options` are CMake's; `torch` adds dynamiccl-brain; with `targets` these alone are built.
+    Raises PluginError when a tool is missing or the compiler fails, with the end of what it said,
+    and MachineError without torch.
     """
-    if sanitize not in SANITIZERS:
-        raise ValueError(f"sanitize is '{sanitize}' and must be one of {SANITIZERS}")
     cmake, ninja = find_tool("cmake"), find_tool("ninja")
-    _check_compiler()
-    torch_dir = find_torch() if torch else ""
-    _log.info("building the plugin in %s", build_dir)
-    _run(
-        [
-            cmake,
-            "-G",
-            "Ninja",
-            f"-DCMAKE_MAKE_PROGRAM={ninja}",
-            f"-DDYNAMICCL_SANITIZE={sanitize}",
-            f"-DDYNAMICCL_TESTS={'ON' if tests else 'OFF'}",
-            f"-DDYNAMICCL_TORCH={torch_dir}",
-            "-B",
-            str(build_dir),
-            "-S",
-            str(SOURCE_DIR),
-        ]
+    #   CXX  the C++ compiler of the plugin. Default: c++, g++ or clang++.
+    named = os.environ.get("CXX", "").split()[:1]
+    if not any(shutil.which(name) for name in named or ["c++", "g++", "clang++"]):
+        tried = named[0] if named else "c++, g++ and clang++"
+        raise PluginError(
+            f"no C++ compiler: {tried} not found; install g++ 9 or later (or clang 10), or name "
+            "one in the environment variable CXX"
+        )
+    options += (
+        f"-DCMAKE_MAKE_PROGRAM={ninja}",
+        f"-DDYNAMICCL_TORCH={find_torch() if torch else ''}",
     )
-    _run([cmake, "--build", str(build_dir), *(("--target", *targets) if targets else ())])
+    only = ["--target", *targets] if targets else []
+    for words in (
+        ["-G", "Ninja", *options, "-B", str(build_dir), "-S", str(SOURCE_DIR)],
+        ["--build", str(build_dir), *only],
+    ):
+        done = subprocess.run([cmake, *words], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            # Ninja shows the compiler's stderr on its own stdout.
+            lines = (done.stdout + done.stderr).splitlines()[-_SHOWN_LINES:]
+            said = "\n".join(lines)
+            raise PluginError(f"'cmake' failed with exit code {done.returncode}:\n{said}")
     return build_dir / TUNER_NAME
-
-
-def find_plugin(path: Path | None = None) -> Path:
-    """The library at `path`, or the job's tuner as `make plugin` puts it; raises MissingPath."""
-    found = path if path is not None else built(TUNER_NAME)
-    if not found.is_file():
-        raise MissingPath("tuner plugin", found, "build it with 'make plugin'")
-    return found.resolve()
 
 
 def find_torch() -> Path:
@@ -97,26 +89,71 @@ def find_tool(name: str) -> str:
     return found
 
 
-def _check_compiler() -> None:
-    #   CXX  the C++ compiler of the plugin. Default: c++, g++ or clang++.
-    named = os.environ.get("CXX", "").split()[:1]
-    if not any(shutil.which(name) for name in named or ["c++", "g++", "clang++"]):
-        tried = named[0] if named else "c++, g++ and clang++"
-        raise PluginError(
-            f"no C++ compiler: {tried} not found; install g++ 9 or later (or clang 10), or name "
-            "one in the environment variable CXX"
-        )
+# --- What is built, and what it sees ---
 
 
-def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        # Ninja shows the compiler's stderr on its own stdout.
-        lines = (done.stdout + done.stderr).splitlines()[-_SHOWN_LINES:]
-        raise PluginError(
-            f"'{Path(command[0]).name}' failed with exit code {done.returncode}:\n"
-            + "\n".join(lines)
+def find_plugin(path: Path | None = None) -> Path:
+    """The library at `path`, or the job's tuner as `make plugin` puts it; raises MissingPath."""
+    found = path if path is not None else built(TUNER_NAME)
+    if not found.is_file():
+        raise MissingPath("tuner plugin", found, "build it with 'make plugin'")
+    return found.resolve()
+
+
+def find_probe(plugin: Path) -> Path:
+    """The program built or installed with a plugin; raises PluginError without one."""
+    folder = plugin.resolve().parent
+    for place in (folder / PROBE_NAME, folder.parent / "bin" / PROBE_NAME):
+        if place.is_file():
+            return place
+    raise PluginError(f"no {PROBE_NAME} beside {plugin}; build both with 'make plugin'")
+
+
+def ask_probe(
+    machine: Machine, plugin: Path, *, nccl: NcclVersion | None = None, artifact: Path | None = None
+) -> dict[str, Any]:
+    """What `dynamiccl-prepare --facts` says, for jobs with this NCCL; raises PluginError."""
+    probe = find_probe(plugin)
+    ran = machine.run(str(probe), "--facts", *([] if artifact is None else [str(artifact)]))
+    line = next((text for text in ran.output.splitlines() if text.startswith("{")), "")
+    try:
+        said: dict[str, Any] = json.loads(line)
+    except ValueError:
+        raise PluginError(f"{probe} printed no facts: {ran.first_line}") from None
+    version = str(nccl.code if nccl else 0)
+    said["fingerprint"] = f"{said['machine']};nccl={version}"
+    said["system"] = dict(pair.split("=") for pair in said["systems"].split()).get(version)
+    return said
+
+
+def nccl_libraries(machine: Machine, named: Path | None = None) -> dict[str, NcclVersion | str]:
+    """Each libnccl that a job may load -> its version, or why it is not known.
+
+    The one that is named alone; else first that of the wheel beside PyTorch, then the loader's.
+    """
+    found = [] if named is None else [str(named)]
+    if named is None:
+        spec = importlib.util.find_spec("nvidia")
+        for folder in spec.submodule_search_locations or () if spec is not None else ():
+            found += machine.paths(f"{folder}/nccl/lib/{LIBRARY}")
+        found += [path for path in [on_the_loaders_path(machine, LIBRARY)] if path]
+    return {path: nccl_version(machine, path) for path in found}
+
+
+def first_that_loads(libraries: dict[str, NcclVersion | str]) -> NcclVersion | None:
+    """The version of the libnccl that jobs are taken to load; None where none does."""
+    return next((found for found in libraries.values() if not isinstance(found, str)), None)
+
+
+def own_fingerprint(machine: Machine, plugin: Path, named: Path | None = None) -> str:
+    """This machine's fingerprint with its jobs' NCCL; raises MachineError."""
+    nccl = first_that_loads(nccl_libraries(machine, named))
+    if nccl is None:
+        raise MachineError(
+            f"no {LIBRARY} that loads, so the fingerprint lacks its version; name the jobs' own "
+            "with --nccl, or give the whole --fingerprint"
         )
+    return str(ask_probe(machine, plugin, nccl=nccl)["fingerprint"])
 
 
 def main() -> None:
@@ -127,8 +164,8 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=BUILD_DIR, help="build directory")
     parser.add_argument("--torch", action="store_true", help=f"also {BRAIN_NAME}")
     arguments = parser.parse_args()
-    cli.configure_logging(verbose=False)
-    plugin = build_plugin(arguments.dir, torch=arguments.torch)
+    with cli.working(f"building the plugin in {arguments.dir}"):
+        plugin = build_plugin(arguments.dir, torch=arguments.torch)
     sys.stdout.write(f"{plugin}\n")
 
 

@@ -8,11 +8,10 @@ compare the same values once more, when they agree.
 import json
 import os
 import shlex
-import stat
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -23,7 +22,6 @@ from dynamiccl.doctor import (
     Check,
     CheckStatus,
     Machine,
-    Role,
     check_plugin,
     check_settings,
     find_other_plugin,
@@ -33,17 +31,16 @@ from dynamiccl.doctor import (
 from dynamiccl.errors import CorruptFile, DynamicclError, PluginError
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME, built, is_ours
 from dynamiccl.nccl import NEWEST_ACTING, OLDEST_ACTING, TUNER_ABI_SINCE, NcclVersion
-from dynamiccl.serve.ab import DEFAULT_MODE, PROVEN, WORSE
+from dynamiccl.serve.ab import DEFAULT_MODE, PROVEN
 from dynamiccl.serve.artifact import Artifact, how_to_bind, installed_plugin, open_artifact
+from dynamiccl.serve.build import ask_probe, first_that_loads, nccl_libraries
 from dynamiccl.serve.options import Json
-from dynamiccl.serve.this_machine import ask_probe, first_that_loads, nccl_libraries
 
 OK, WARN, FAIL, UNKNOWN = CheckStatus
 #: What names the vendor's tuner that is asked first.
 NEXT_TUNER: Final = "DYNAMICCL_NEXT_TUNER"
 #: Versions of the profiler ABI that our libraries export (`src/plugin/profiler.cc`: 2.27 to 2.29).
 PROFILER_ABI: Final = (4, 5, 6)
-MIN_KEY_BYTES: Final = 16
 #: Launches whose channels no answer of a tuner bounds.
 _NOT_BOUND: Final = (
     "not bound: groups, whose calls' channels add up; registered NVLS buffers, for which NCCL sets "
@@ -54,37 +51,49 @@ _NOT_BOUND: Final = (
 _NO_GPU: Final = "gpu=none*0;"
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What to check."""
+def check_for_job(
+    machine: Machine, plugin: Path, artifact: Path | None = None, nccl: Path | None = None
+) -> Iterator[Check]:
+    """Check a machine for a job, in the order in which it would meet the problems.
 
-    plugin: Path
-    artifact: Path | None
-    #: The jobs' libnccl.so.2; None = what is found here.
-    nccl: Path | None = None
-
-    @property
-    def symbols(self) -> list[str]:
-        """The interfaces that the plugin must export."""
-        # The tuner hears of no call: it is a profiler only to be told on NCCL 2.27 who it is.
-        profilers = (4,) if self.plugin.name in {TUNER_NAME, VENDOR_NAME} else PROFILER_ABI
-        tuners = [f"ncclTunerPlugin_v{k}" for k in TUNER_ABI_SINCE]
-        return tuners + [f"ncclProfiler_v{k}" for k in profilers]
-
-
-def check_for_job(machine: Machine, question: Question) -> Iterator[Check]:
-    """Check a machine for a job, in the order in which it would meet the problems."""
-    yield from _nccl(question, machine)
-    yield _plugin(question, machine)
+    `nccl`: the jobs' libnccl.so.2; None: what is found here.
+    """
+    libraries = nccl_libraries(machine, nccl)
+    yield from _nccl(libraries)
+    yield _plugin(plugin, machine)
     yield from _neighbours(machine)
     yield from check_settings(machine)
-    yield from _artifact(question, machine)
-    yield from _key(machine)
+    opened = None
+    if artifact is None:
+        yield Check("artifact", UNKNOWN, "none named", "add ARTIFACT, or set DYNAMICCL_ARTIFACT")
+    else:
+        try:
+            opened = open_artifact(artifact)
+        except DynamicclError as error:
+            yield Check("artifact", FAIL, str(error), "until then every job under it abstains")
+        else:
+            yield from _artifact(opened)
+    version = first_that_loads(libraries)
+    directory = None if opened is None else opened.directory
+    try:
+        said = ask_probe(machine, plugin, nccl=version, artifact=directory)
+    except PluginError as error:
+        yield Check("machine", UNKNOWN, str(error), "whether tables act here is not known")
+        return
+    if opened is not None:
+        yield from _machine(opened, version, said)
+    key = machine.env.get("DYNAMICCL_KEY_FILE", "")
+    unset = "DYNAMICCL_KEY_FILE is not set; dynamiccl-run sets it, one host needs none"
+    problem = said["key_problem"]
+    yield judge(
+        "key",
+        f"{key}: {problem}" if problem else key or unset,
+        (bool(problem), FAIL, f"chmod 600 {key}, or take it out: dynamiccl-run names one"),
+    )
 
 
-def _nccl(question: Question, machine: Machine) -> Iterator[Check]:
+def _nccl(libraries: Mapping[str, NcclVersion | str]) -> Iterator[Check]:
     """Check which libnccl is found, and whether tables act under it."""
-    libraries = nccl_libraries(machine, question.nccl)
     versions = {str(v) for v in libraries.values() if isinstance(v, NcclVersion)}
     if not libraries:
         found = "none beside PyTorch, in LD_LIBRARY_PATH or in ldconfig's list"
@@ -110,28 +119,39 @@ def _nccl(question: Question, machine: Machine) -> Iterator[Check]:
         )
 
 
-def _plugin(question: Question, machine: Machine) -> Check:
-    check = check_plugin(machine, str(question.plugin.resolve()), question.symbols)
+def _plugin(plugin: Path, machine: Machine) -> Check:
+    """Check that it loads, and exports what NCCL looks for."""
+    # The tuner hears of no call: it is a profiler only to be told on NCCL 2.27 who it is.
+    profilers = (4,) if plugin.name in {TUNER_NAME, VENDOR_NAME} else PROFILER_ABI
+    symbols = [f"ncclTunerPlugin_v{k}" for k in TUNER_ABI_SINCE]
+    symbols += [f"ncclProfiler_v{k}" for k in profilers]
+    check = check_plugin(machine, str(plugin.resolve()), symbols)
     if check.status is not OK:
         return check
-    return replace(check, found=f"{check.found}, {file_sha256(question.plugin)[:16]}")
+    return replace(check, found=f"{check.found}, {file_sha256(plugin)[:16]}")
 
 
 def _neighbours(machine: Machine) -> Iterator[Check]:
     """Check for plugins of others that NCCL would load now, or that ours displaces."""
     mode = machine.env.get("DYNAMICCL_MODE", DEFAULT_MODE)
+    asks_next = NEXT_TUNER in machine.env
     for role in ROLES:
         found = find_other_plugin(machine, role)
         name = f"NCCL's {role.name}"
         if found is None:
             yield Check(name, OK, f"none is set or found; dynamiccl-run sets {role.variable}")
         elif is_ours(found.library):
-            yield _ours(machine, role, found.library)
+            theirs = find_other_plugin(machine, role, behind_ours=True)
+            kept = asks_next and Path(found.library).name == VENDOR_NAME
+            displaced = role.name == "tuner" and theirs is not None and not kept
+            place = f", in place of {theirs.place}" if theirs and displaced else ""
+            advice = f"use dynamiccl-run without {role.variable}: it has both asked"
+            yield judge(name, f"ours, {found.library}{place}", (displaced, WARN, advice))
         elif role.name == "profiler" and mode == DEFAULT_MODE:
             stays = "it stays, and on NCCL 2.27, which tells a profiler alone which communicator"
             yield Check(name, OK, f"{found.place}; {stays} it is, the tuner leaves all to NCCL")
         else:
-            kept = mode == DEFAULT_MODE and NEXT_TUNER in machine.env
+            kept = mode == DEFAULT_MODE and asks_next
             yield judge(
                 name,
                 f"{found.place}; asked before ours ({NEXT_TUNER})" if kept else found.place,
@@ -141,30 +161,9 @@ def _neighbours(machine: Machine) -> Iterator[Check]:
             )
 
 
-def _ours(machine: Machine, role: Role, library: str) -> Check:
-    """Check a configured library of ours, and whether it replaces another tuner unasked."""
-    theirs = find_other_plugin(machine, role, behind_ours=True)
-    kept = NEXT_TUNER in machine.env and Path(library).name == VENDOR_NAME
-    displaced = role.name == "tuner" and theirs is not None and not kept
-    return judge(
-        f"NCCL's {role.name}",
-        f"ours, {library}" + (f", in place of {theirs.place}" if theirs and displaced else ""),
-        (displaced, WARN, f"use dynamiccl-run without {role.variable}: it has both asked"),
-    )
-
-
-def _artifact(question: Question, machine: Machine) -> Iterator[Check]:
-    """Check whether the artifact is whole, gated, trusted by the plugin, and acts here."""
-    artifact = question.artifact
-    if artifact is None:
-        yield Check("artifact", UNKNOWN, "none named", "add ARTIFACT, or set DYNAMICCL_ARTIFACT")
-        return
-    try:
-        opened = open_artifact(artifact)
-    except DynamicclError as error:
-        yield Check("artifact", FAIL, str(error), "until then every job under it abstains")
-        return
-    yield Check("artifact", OK, f"{artifact}: whole, {opened.index.sha256[:16]}")
+def _artifact(opened: Artifact) -> Iterator[Check]:
+    """Check whether a whole artifact is gated, bound and in use."""
+    yield Check("artifact", OK, f"{opened.directory}: whole, {opened.index.sha256[:16]}")
     yield judge(
         "gate",
         opened.in_short,
@@ -177,23 +176,48 @@ def _artifact(question: Question, machine: Machine) -> Iterator[Check]:
         found = f"at most {slack.max_channels}, call by call"
         yield Check("channels", WARN, found, _NOT_BOUND)
     yield from _ab(opened)
-    if (artifact / KILL_NAME).exists():
-        found = f"{artifact / KILL_NAME} is there"
+    if (opened.directory / KILL_NAME).exists():
+        found = f"{opened.directory / KILL_NAME} is there"
         yield Check("kill file", WARN, found, "remove it to use the tables")
-    nccl = first_that_loads(nccl_libraries(machine, question.nccl))
-    try:
-        asked = ask_probe(machine, question.plugin, nccl=nccl, artifact=artifact)
-    except PluginError as error:
-        yield Check("machine", UNKNOWN, str(error), "whether tables act here is not known")
+
+
+def _ab(opened: Artifact) -> Iterator[Check]:
+    """Check what the newest A/B in a job said, where there was one or the step is promised."""
+    path, slack = opened.directory / AB_NAME, opened.manifest.slack
+    by_step = slack is not None and bool(slack.hidden)
+    verdict, found = "", "not tested by an A/B, and the promise is about the step"
+    if path.exists():
+        try:
+            record = json.loads(path.read_bytes())
+            verdict, job = record["verdict"], shlex.join(record["command"])
+            found = f"{verdict}: {record['said'][0]}; {record['created'][:10]}, {job}"
+        except (ValueError, LookupError, TypeError) as error:
+            raise CorruptFile(f"{path} is not what 'ab' writes: {error!r}; remove it") from error
+    elif not by_step:
         return
-    here, system = str(asked["fingerprint"]), asked.get("system")
-    problem = asked.get("artifact_problem")
+    plugin = installed_plugin(opened.directory)
+    again = f"dynamiccl-deploy ab --home {plugin.parents[1] if plugin else 'DIR'} -- COMMAND"
+    off = f"keep it off: touch {opened.directory / KILL_NAME}; then export it anew"
+    unproven = by_step and verdict not in PROVEN
+    yield judge(
+        "A/B",
+        found,
+        (verdict in {"worse", "fails"}, WARN, off),
+        (unproven, WARN, f"with more --pairs: {again}" if verdict else again),
+    )
+
+
+def _machine(
+    opened: Artifact, version: NcclVersion | None, said: Mapping[str, Any]
+) -> Iterator[Check]:
+    """Check whether the plugin trusts the artifact, knows this machine, and what acts on it."""
+    here, system, problem = said["fingerprint"], said["system"], said["artifact_problem"]
     found = f"{here}: {f'known, {system}' if system else 'unknown to the artifact'}"
     yield judge(
         "machine",
-        f"the plugin refuses {artifact}/plugin.index: {problem}" if problem else found,
+        f"the plugin refuses {opened.directory}/plugin.index: {problem}" if problem else found,
         (bool(problem), FAIL, "it must be root's or the job's user's, who alone may write to it"),
-        (nccl is None, UNKNOWN, "the jobs' NCCL is not known: name it with --nccl"),
+        (version is None, UNKNOWN, "the jobs' NCCL is not known: name it with --nccl"),
         (
             system is not None and here.startswith(_NO_GPU),
             UNKNOWN,
@@ -203,7 +227,7 @@ def _artifact(question: Question, machine: Machine) -> Iterator[Check]:
             system is None,
             FAIL,
             "every job here abstains; if its tables were measured on a machine like this: "
-            f"{how_to_bind(artifact)}",
+            f"{how_to_bind(opened.directory)}",
         ),
     )
     if system is not None:
@@ -217,56 +241,6 @@ def _artifact(question: Question, machine: Machine) -> Iterator[Check]:
             "; ".join(acting) or f"none of {system}",
             (not acting, WARN, "every job here keeps NCCL's own choice"),
         )
-
-
-def _ab(opened: Artifact) -> Iterator[Check]:
-    """Check what the newest A/B in a job said, where there was one or the step is promised."""
-    path, slack = opened.directory / AB_NAME, opened.manifest.slack
-    by_step = slack is not None and bool(slack.hidden)
-    verdict, borne, found = "", 0.0, "not tested by an A/B, and the promise is about the step"
-    if path.exists():
-        try:
-            record = json.loads(path.read_bytes())
-            verdict, job = record["verdict"], shlex.join(record["command"])
-            found = f"{verdict}: {record['said'][0]}; {record['created'][:10]}, {job}"
-            borne = float(record["worse"])
-        except (ValueError, LookupError, TypeError) as error:
-            raise CorruptFile(f"{path} is not what 'ab' writes: {error!r}; remove it") from error
-    elif not by_step:
-        return
-    plugin = installed_plugin(opened.directory)
-    again = f"dynamiccl-deploy ab --home {plugin.parents[1] if plugin else 'DIR'} -- COMMAND"
-    off = f"keep it off: touch {opened.directory / KILL_NAME}; then export it anew"
-    proven = verdict in PROVEN and borne <= WORSE
-    yield judge(
-        "A/B",
-        found,
-        (verdict in {"worse", "fails"}, WARN, off),
-        (by_step and not proven, WARN, f"with more --pairs: {again}" if verdict else again),
-    )
-
-
-def _key(machine: Machine) -> Iterator[Check]:
-    """Check the shared secret of the job's messages, which several nodes need."""
-    name = machine.env.get("DYNAMICCL_KEY_FILE", "")
-    if not name:
-        found = "DYNAMICCL_KEY_FILE is not set; dynamiccl-run sets it, one host needs none"
-        yield Check("key", OK, found)
-        return
-    try:
-        at = Path(name).lstat()
-    except OSError as error:
-        yield Check("key", FAIL, f"{name}: {error.strerror}", "start jobs with dynamiccl-run")
-        return
-    mode = stat.S_IMODE(at.st_mode)
-    not_ours = not stat.S_ISREG(at.st_mode) or at.st_uid not in {0, os.geteuid()}
-    yield judge(
-        "key",
-        f"{name}, mode {mode:04o}, {at.st_size} bytes",
-        (not_ours, FAIL, "it must be a file of ours or root's; a link does not count"),
-        (mode not in {0o600, 0o400}, FAIL, f"chmod 600 {name}"),
-        (at.st_size < MIN_KEY_BYTES, FAIL, f"at least {MIN_KEY_BYTES} bytes are needed"),
-    )
 
 
 # --- The command ---
@@ -295,22 +269,11 @@ def doctor_command(
 
     Example: dynamiccl-deploy doctor out/artifact --nccl /opt/nccl/lib/libnccl.so.2
     """
-    looked_at = artifact or _variable("DYNAMICCL_ARTIFACT")
-    question = Question(_plugin_of(plugin, looked_at), looked_at, nccl)
-    raise typer.Exit(report([*check_for_job(Machine(), question)], as_json=as_json))
-
-
-def _plugin_of(named: Path | None, artifact: Path | None) -> Path:
-    """The plugin to check: as named, of the environment, installed with the artifact, or built."""
-    if named is not None:
-        return named
-    loaded = _variable("NCCL_TUNER_PLUGIN")
-    if loaded and is_ours(str(loaded)):
-        return loaded
-    installed = None if artifact is None else installed_plugin(artifact)
-    return installed or built(TUNER_NAME)
-
-
-def _variable(name: str) -> Path | None:
-    value = os.environ.get(name)
-    return Path(value) if value else None
+    named, loaded = (os.environ.get(n) for n in ("DYNAMICCL_ARTIFACT", "NCCL_TUNER_PLUGIN"))
+    artifact = artifact or (Path(named) if named else None)
+    if plugin is None and loaded and is_ours(loaded):
+        plugin = Path(loaded)
+    if plugin is None and artifact is not None:
+        plugin = installed_plugin(artifact)
+    checks = check_for_job(Machine(), plugin or built(TUNER_NAME), artifact, nccl)
+    raise typer.Exit(report([*checks], as_json=as_json))

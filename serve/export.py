@@ -31,11 +31,10 @@ from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.doctor import Machine
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, UnknownName, UserError
 from dynamiccl.serve.artifact import Artifact, check_features, open_artifact
-from dynamiccl.serve.build import find_plugin
+from dynamiccl.serve.build import find_plugin, own_fingerprint
 from dynamiccl.serve.options import ArtifactDir, Json, folding_table, stderr, stdout, warn
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
-from dynamiccl.serve.this_machine import own_fingerprint
 from dynamiccl.serve.torchscript import NEAR_TIES, ScriptedPolicy, check_brain, differing_share
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import tell

@@ -18,8 +18,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,12 +31,12 @@ from dynamiccl.datasets.manifest import INDEX_NAME, KILL_NAME, MANIFEST_NAME
 from dynamiccl.errors import DataError, MissingPath, UserError
 from dynamiccl.libraries import JOB_NAMES, TUNER_NAME, built
 from dynamiccl.serve.artifact import Artifact, open_artifact
-from dynamiccl.serve.build import BRAIN_NAME, build_plugin
+from dynamiccl.serve.build import BRAIN_NAME, PROBE_NAME, build_plugin, find_probe
 from dynamiccl.serve.options import ArtifactDir, Json, stdout, warn
 from dynamiccl.serve.plugin_index import PluginIndex
-from dynamiccl.serve.this_machine import PROBE_NAME, find_probe
 
 RUN_NAME: Final = "dynamiccl-run"
+ARBITER_NAME: Final = "dynamiccl-arbiter"
 #: Template -> where it goes.
 _TEXTS: Final = {
     "env.sh": "env.sh",
@@ -48,7 +47,6 @@ _TEMPLATES: Final = Path(__file__).resolve().parent / "launch"
 #: What shells, Slurm's mounts and YAML all take as it is.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._/+-]+")
 _KEY_BYTES: Final = 32
-ARBITER_NAME: Final = "dynamiccl-arbiter"
 #: Artifacts that stay. A job whose tables are gone makes NCCL's own choice for new communicators.
 _KEPT: Final = 3
 
@@ -78,9 +76,8 @@ def install(
 ) -> Installed:
     """Install an artifact that is whole, with the built `plugin`, or one built now, into `to`.
 
-    Raises what `open_artifact` raises, and UserError for a directory that others may write to or
-    that an earlier release made, and for an artifact that no gate judged unless `ungated`; what is
-    already there then stays.
+    Raises what `open_artifact` raises, and UserError for a directory that others may write to, and
+    for an artifact that no gate judged unless `ungated`; what is already there then stays.
     """
     artifact = open_artifact(artifact_dir)
     if not (ungated or artifact.is_gated):
@@ -98,10 +95,12 @@ def install(
         text = text.replace("@DIR@", str(directory))
         mode = 0o644 if name == "env.sh" else 0o755
         written.append(_put(directory / name, text.encode(), mode))
-    key_kept = _ensure_key(directory / "key")
-    if not key_kept:
-        written.append(directory / "key")
-    link = directory / "artifact"
+    key, link = directory / "key", directory / "artifact"
+    key_kept = key.exists()
+    if key_kept:
+        key.chmod(0o600)
+    else:
+        written.append(_put(key, f"{secrets.token_hex(_KEY_BYTES)}\n".encode(), 0o600))
     try:
         previous = PluginIndex.read(link).sha256
     except DataError:
@@ -121,29 +120,22 @@ def install(
 
 
 def _directory(to: Path) -> Path:
+    """The installation's directory with its folders, none of which others may write to."""
     directory = to.absolute()
     if not _PLAIN.fullmatch(str(directory)):
         raise UserError(
             f"'{directory}' cannot stand in job scripts as it is; take a directory whose path has "
             "letters, digits and . _ / + - only"
         )
-    link = directory / "artifact"
-    if link.is_dir() and not link.is_symlink():
+    directory.mkdir(parents=True, exist_ok=True, mode=0o755)
+    if directory.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UserError(
-            f"{link} is a directory, of an earlier release, where a link belongs; once no job uses "
-            "it, remove it, or install with another --to"
+            f"{directory} may be written to by others, so the plugin would use nothing of it; run: "
+            f"chmod go-w {directory}"
         )
-    for name in ("", "lib", "bin", "snippets", "artifacts"):
-        folder = directory / name
-        folder.mkdir(parents=True, exist_ok=True, mode=0o755)
-        if not folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            continue
-        if not name:
-            raise UserError(
-                f"{directory} may be written to by others, so the plugin would use nothing of "
-                f"it; run: chmod go-w {directory}"
-            )
-        folder.chmod(0o755)
+    for name in ("lib", "bin", "snippets", "artifacts"):
+        (directory / name).mkdir(exist_ok=True)
+        (directory / name).chmod(0o755)
     return directory
 
 
@@ -166,63 +158,44 @@ def _libraries(plugin: Path | None, build_dir: Path) -> dict[str, Path]:
 
 
 def _put(target: Path, content: bytes, mode: int) -> Path:
-    """Write via a temporary name and rename: running jobs keep the file that they have mapped."""
-    with _hidden(target) as hidden:
-        hidden.write_bytes(content)
-        hidden.chmod(mode)
-        return hidden.replace(target)
+    """Write a file; running jobs keep the one that they have mapped."""
+
+    def write(path: Path) -> None:
+        path.touch(mode)
+        path.write_bytes(content)
+        path.chmod(mode)
+
+    return _renamed(target, write)
 
 
-@contextmanager
-def _hidden(target: Path) -> Iterator[Path]:
-    """A temporary path that is removed on failure, such as a full disk."""
+def _renamed(target: Path, make: Callable[[Path], None]) -> Path:
+    """What `make` makes under a temporary name, of which a full disk leaves nothing."""
     hidden = target.with_name(f".{target.name}.new")
+    hidden.unlink(missing_ok=True)
     try:
-        yield hidden
+        make(hidden)
+        return hidden.replace(target)
     finally:
         hidden.unlink(missing_ok=True)
 
 
-def _ensure_key(path: Path) -> bool:
-    """Create the key of the jobs' messages; returns whether it existed."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        path.chmod(0o600)
-        return True
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(secrets.token_hex(_KEY_BYTES) + "\n")
-    return False
-
-
 def _place(artifact: Artifact, link: Path) -> None:
-    """Put a copy of an artifact beside the older ones, and the link to it, in one step."""
+    """Put a copy of an artifact beside the older ones, then the link to it, in one step."""
     store = link.with_name("artifacts")
     place = store / artifact.index.sha256[:16]
-    hidden = store / f".{place.name}.{os.getpid()}"
     was_killed = (link / KILL_NAME).exists()
-    try:
-        for name in (*artifact.manifest.files, MANIFEST_NAME, INDEX_NAME):
-            (hidden / name).parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-            _put(hidden / name, (artifact.directory / name).read_bytes(), 0o644)
-        for folder in (hidden, *(path for path in hidden.rglob("*") if path.is_dir())):
-            folder.chmod(0o755)
-        if place.exists():  # file by file: jobs may be reading it, and `bind` may have changed it
-            for source in (path for path in hidden.rglob("*") if path.is_file()):
-                source.replace(place / source.relative_to(hidden))
-        else:
-            hidden.rename(place)
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
+    # Where it is there already, file by file: jobs may be reading it.
+    for name in (*artifact.manifest.files, MANIFEST_NAME, INDEX_NAME):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        _put(place / name, (artifact.directory / name).read_bytes(), 0o644)
+    for folder in (place, *(path for path in place.rglob("*") if path.is_dir())):
+        folder.chmod(0o755)
     if was_killed:
         (place / KILL_NAME).touch(mode=0o644)  # whoever switched it off has not switched it on
     else:
         (place / KILL_NAME).unlink(missing_ok=True)
     os.utime(place)
-    with _hidden(link) as new:
-        new.unlink(missing_ok=True)
-        new.symlink_to(place.relative_to(link.parent))
-        new.replace(link)
+    _renamed(link, lambda new: new.symlink_to(place.relative_to(link.parent)))
     by_age = sorted(store.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     for old in by_age[_KEPT:]:
         shutil.rmtree(old)
@@ -256,13 +229,8 @@ def install_command(
         return
     for warning in installed.warnings:
         warn(warning)
-    stdout.print("\n".join(_lines(installed)), soft_wrap=True, highlight=False, markup=False)
-
-
-def _lines(installed: Installed) -> list[str]:
-    home = installed.directory
+    home, before = installed.directory, installed.previous_sha256
     lines = [f"{home}/{name}" for name in installed.written]
-    before = installed.previous_sha256
     replaced = "" if before is None else f", in place of {before[:16]}"
     lines.append(f"artifact {installed.sha256[:16]}{replaced}: {installed.in_short}")
     if installed.key_kept:
@@ -271,4 +239,4 @@ def _lines(installed: Installed) -> list[str]:
         lines.append(f"{home}/artifact/kill is there: jobs make NCCL's own choice")
     lines.append(f"look at it here: dynamiccl-deploy doctor {home}/artifact")
     lines.append(f"start a job: {home}/bin/dynamiccl-run COMMAND...")
-    return lines
+    stdout.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)

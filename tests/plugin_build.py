@@ -14,6 +14,8 @@ from tests.once import locked
 BUILDS = Path(__file__).resolve().parents[1] / "out" / "test-plugin"
 #: The tuner alone; the rest of a sanitized build is for soak tests.
 TUNER_TARGET = ("nccl-tuner-dynamiccl",)
+#: What a build may be checked by, and the name of its directory.
+SANITIZERS = {"": "plain", "address,undefined": "asan", "thread": "tsan"}
 
 
 @cache
@@ -23,12 +25,11 @@ def built(sanitize: str = "", targets: tuple[str, ...] = ()) -> Path:
     Under out/ rather than a temporary directory: unchanged sources are then not compiled again.
     The plain build has the TorchScript runtime too, where there is torch.
     """
-    name = {"": "plain", "address,undefined": "asan", "thread": "tsan"}[sanitize]
+    name = SANITIZERS[sanitize]
     torch = not sanitize and importlib.util.find_spec("torch") is not None
     with locked(BUILDS / f"{name}.lock"):
-        return build_plugin(
-            BUILDS / name, sanitize=sanitize, tests=True, torch=torch, targets=targets
-        ).parent
+        options = ("-DDYNAMICCL_TESTS=ON", f"-DDYNAMICCL_SANITIZE={sanitize}")
+        return build_plugin(BUILDS / name, *options, torch=torch, targets=targets).parent
 
 
 @pytest.fixture(scope="session")

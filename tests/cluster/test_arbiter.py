@@ -113,11 +113,6 @@ def test_ranks_of_two_nodes_take_one_table_or_none(
     assert is_gone(program.replace("dynamiccl-run", "dynamiccl-arbiter"), 1)
 
 
-def test_ranks_of_one_node_need_none(start: Start, program: str) -> None:
-    shown = start("srun", "-N1", "-n2", program, "python3", "-c", SHOW)
-    assert [line[3] for line in shown] == ["None", "None"]
-
-
 def test_a_name_that_does_not_resolve_costs_its_limit_once(start: Start, program: str) -> None:
     """Names of nodes are in no table here; srun shows nobody's address."""
     began = time.monotonic()
@@ -127,6 +122,8 @@ def test_a_name_that_does_not_resolve_costs_its_limit_once(start: Start, program
     assert time.monotonic() - began < 30
     on_first, *others = [line[3] for line in shown if line[3] != "None"]
     assert (on_first.startswith("127.0.0.1:"), others) == (True, [])
+    shown = start("srun", "-N1", "-n2", program, "python3", "-c", SHOW)  # who needs none
+    assert [line[3] for line in shown] == ["None", "None"]
 
 
 def test_ranks_of_mpirun_meet_where_master_addr_says(
@@ -184,34 +181,21 @@ def test_ranks_that_torchrun_starts_again_meet_at_the_same_arbiter(
     assert is_gone(program.replace("dynamiccl-run", "dynamiccl-arbiter"), 1)
 
 
-def test_around_srun_it_prepares_one_node_and_the_others_are_seen(
-    slurm: Slurm, program: str
+def test_a_batch_script_is_no_rank_nor_is_what_starts_the_ranks(
+    slurm: Slurm, program: str, tmp_path: Path
 ) -> None:
+    """Around srun it prepares one host, and the others' ranks see that they were not."""
     if not slurm.namespaces:
         pytest.skip("all nodes have one name here")
-    shell = ("sh", "-c", f"{program} srun -n4 python3 -c '{SHOW.replace(chr(39), chr(34))}'")
-    done = slurm.run(("salloc", "--quiet", "-N2", "--ntasks-per-node=2", *shell))
-    shown = shown_in(done.stdout)
-    assert "start each rank through dynamiccl-run" in done.stderr
-    assert {line[2] for line in shown} == {"ctl"}  # where salloc runs its command
-    assert not {line[0] for line in shown} & {"ctl"}
-    assert {line[3] for line in shown} == {"None"}
-
-
-@pytest.mark.parametrize("launcher", ["srun", "sbatch"])
-def test_a_batch_script_is_no_rank(
-    launcher: str, slurm: Slurm, program: str, tmp_path: Path
-) -> None:
-    script = tmp_path / "job.sh"
-    inner = f"srun -n4 {program}" if launcher == "srun" else program
-    script.write_text(f"#!/bin/sh\nMASTER_ADDR=10.78.0.1 {inner} python3 -c '{SHOW}'\n".replace(
-        SHOW, SHOW.replace("'", '"')
-    ))  # fmt: skip
-    out = tmp_path / "out"
+    script, out, show = tmp_path / "job.sh", tmp_path / "out", SHOW.replace("'", '"')
     options = ("--wait", "-N2", "--ntasks-per-node=2", f"--output={out}", f"--chdir={tmp_path}")
-    slurm.run(("sbatch", *options, str(script)), dict(os.environ))
-    if launcher == "sbatch":
+    for line in (f"srun -n4 {program}", program, f"{program} srun -n4"):
+        script.write_text(f"#!/bin/sh\nMASTER_ADDR=10.78.0.1 {line} python3 -c '{show}'\n")
+        slurm.run(("sbatch", *options, str(script)), dict(os.environ))
+        shown = shown_in(out.read_text())
+        if line.startswith("srun"):
+            assert meets(shown), shown
+            continue
         assert "start each rank through dynamiccl-run" in out.read_text()
-        return
-    shown = shown_in(out.read_text())
-    assert not slurm.namespaces or meets(shown), shown
+        assert {line[3] for line in shown} == {"None"}
+        assert len({line[2] for line in shown}) == 1  # where the script runs

@@ -11,7 +11,7 @@ from dynamiccl.collect.launchers import LauncherSettings, Ranks, command
 from tests.cluster.payloads import HANG, MEET, REPORT, meetings, python, reports, stall
 from tests.cluster.slurm import Slurm, wait_until
 from tests.cluster.test_steps import HARD
-from tests.collect.live_processes import Finished, Limits, run_to_end
+from tests.collect.live_processes import Limits, run_to_end
 
 pytestmark = [
     pytest.mark.cluster,
@@ -23,27 +23,17 @@ LIMITS = Limits(startup_s=30, stall_s=30)
 LOCAL = LauncherSettings(kind="mpirun", extra_args=("--oversubscribe",))
 
 
-def run(ranks: Ranks, settings: LauncherSettings, limits: Limits = LIMITS) -> Finished:
-    return run_to_end(command(ranks, settings), limits)
-
-
-def is_left(marker: str) -> bool:
-    return subprocess.run(["pgrep", "-f", marker], capture_output=True, check=False).returncode == 0
-
-
-def test_ranks_that_hang_leave_no_process() -> None:
-    ranks = Ranks(python(HANG, "hangs-here"), ranks_per_node=4)
-    done = stall(command(ranks, LOCAL), 4)
+@pytest.mark.parametrize("marker", ["hangs-here", "killed-here"])
+def test_ranks_that_hang_leave_no_process(marker: str) -> None:
+    ranks = Ranks(python(HANG, marker), ranks_per_node=4)
+    if marker == "hangs-here":
+        done = stall(command(ranks, LOCAL), 4)
+        assert "".join(done.lines).count("row") == 4
+    else:  # without grace mpirun has no time to end its ranks, which are in groups of their own
+        done = run_to_end(command(ranks, LOCAL), Limits(30, 0.3, 0.0))
     assert done.returncode is None
-    assert "".join(done.lines).count("row") == 4
-    assert not is_left("hangs-here")
-
-
-def test_a_killed_mpirun_leaves_no_process() -> None:
-    # Without grace mpirun has no time to end its ranks, which are in groups of their own.
-    done = run(Ranks(python(HANG, "killed-here"), ranks_per_node=2), LOCAL, Limits(30, 0.3, 0.0))
-    assert done.returncode is None
-    assert not is_left("killed-here")
+    left = subprocess.run(["pgrep", "-f", marker], capture_output=True, check=False)
+    assert left.returncode != 0
 
 
 def inside(slurm: Slurm, made: Sequence[str], nodes: int) -> list[str]:

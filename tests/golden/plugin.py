@@ -317,7 +317,7 @@ def of_rank(
     profiler.init(told, comm_id, mask, b"golden", num_nodes, num_ranks, rank, None)
     no_logger = tuner.init.argtypes[4]()
     tuner.init(ctypes.byref(context), comm_id, num_ranks, num_nodes, no_logger, None, None)
-    communicator = Communicator(version, tuner, context)
+    communicator = Communicator(tuner, context)
     answers = [asked(communicator, version, each) for each in everything]
     tuner.finalize(context)
     profiler.finalize(told)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.nccl_tests.install import install_stand_in
-from tests.gpu.one_gpu import STAND_IN
+from tests.gpu.ranks import STAND_IN
 
 
 @pytest.fixture(scope="module")

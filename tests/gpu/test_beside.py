@@ -15,8 +15,7 @@ import polars as pl
 import pytest
 
 from dynamiccl.collect.describe import both_sides, plot_systems
-from tests.gpu.nccl_ranks import skip_without_nccl
-from tests.gpu.one_gpu import SOCKETS_ONLY, collected
+from tests.gpu.ranks import collected, shared, skip_without_nccl
 
 pytestmark = pytest.mark.gpu
 
@@ -41,11 +40,6 @@ plugin = "{plugin}"
 [launcher]
 kind = "mpirun"
 {launcher}
-"""
-SHARED = """
-extra_args = ["--oversubscribe"]
-prefix = ["sh", "-c", 'NCCL_HOSTID=rank$OMPI_COMM_WORLD_RANK exec "$@"', "rank"]
-env = {{ {sockets_only} }}
 """
 
 
@@ -75,8 +69,7 @@ def test_both_sides_are_measured_under_nccl(kind: str, tmp_path: Path, sweep_pat
     group = f"{{ num_nodes = 1, ranks_per_node = {gpus} }}"
     if gpus == 1:
         group = "{ num_nodes = 2, ranks_per_node = 1, num_hosts = 1 }"
-        sockets = ", ".join(f'{name} = "{value}"' for name, value in SOCKETS_ONLY.items())
-        launcher = SHARED.format(sockets_only=sockets)
+        launcher = shared()
     sweep = SWEEP.format(kind=kind, group=group, plugin=sweep_path, launcher=launcher)
     found = collected(tmp_path, sweep, 1500)
     out = OUT / kind

@@ -16,7 +16,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from tests.gpu.one_gpu import SOCKETS_ONLY, STAND_IN, collected
+from tests.gpu.ranks import STAND_IN, collected, shared
 
 pytestmark = pytest.mark.gpu
 
@@ -42,18 +42,16 @@ stall_timeout_s = 120
 
 [launcher]
 kind = "mpirun"
-extra_args = ["--oversubscribe"]
-prefix = ["sh", "-c", 'NCCL_HOSTID=rank$OMPI_COMM_WORLD_RANK exec "$@"', "rank"]
-env = {{ NCCL_TESTS_DEVICE = "0", {sockets_only} }}
+{launcher}
 """
-SOCKETS = ", ".join(f'{name} = "{value}"' for name, value in SOCKETS_ONLY.items())
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_sweep_in_one_process_is_played_and_read_back(
     ranks: int, tmp_path: Path, binaries: Path, sweep_path: Path
 ) -> None:
-    text = SWEEP.format(ranks=ranks, plugin=sweep_path, sockets_only=SOCKETS)
+    launcher = shared(NCCL_TESTS_DEVICE="0")
+    text = SWEEP.format(ranks=ranks, plugin=sweep_path, launcher=launcher)
     found = collected(tmp_path, text, 1500, "--nccl-tests-dir", str(binaries))
     timed = found.filter(pl.col("status") == "ok")
     forced = timed.filter(~pl.col("is_default"))

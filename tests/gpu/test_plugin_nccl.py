@@ -17,19 +17,20 @@ from typing import Final
 import pytest
 
 from dynamiccl.nccl import Algorithm, Config, Protocol
-from tests.gpu.nccl_job import all_alike, choices_of, is_loaded, misread, table_changes
-from tests.gpu.nccl_ranks import (
+from tests.gpu.ranks import (
     SYSTEM,
     Job,
+    assert_ran,
+    choices_of,
     nccl_code,
     run_job,
     skip_without_nccl,
-    uniform,
+    table_changes,
     write_bound_artifact,
 )
 from tests.serve.jobs.arbiter import Arbiter
 from tests.serve.jobs.setting import KEY
-from tests.serve.jobs.thinking import answering
+from tests.serve.jobs.thinking import answering, table_field
 
 pytestmark = pytest.mark.gpu
 
@@ -43,12 +44,11 @@ KILLED_S: Final = 15
 def run_adaptive_job(root: Path, plugin: Path, ranks: int) -> Job:
     artifact = root / "artifact"
     write_bound_artifact(artifact, plugin, FIRST, ranks)
-    table = uniform(SECOND, ranks).to_bytes().hex()
     leader = {
         "DYNAMICCL_ARTIFACT": str(artifact),
         "DYNAMICCL_SYSTEMS": f"{nccl_code()}={SYSTEM}",
         "DYNAMICCL_KILL_FILE": str(artifact / "kill"),
-        "DYNAMICCL_BRAIN": answering(f', "table": "{table}"'),
+        "DYNAMICCL_BRAIN": answering(table_field(SECOND, ranks, ranks)),
         "DYNAMICCL_ADAPT_INTERVAL_S": "1",
         "DYNAMICCL_PROBE_CALLS": "0",
         "DYNAMICCL_STOP_PERCENT": "100",
@@ -83,29 +83,26 @@ def job(
     return run_adaptive_job(tmp_path_factory.mktemp("job"), adaptive_path, int(request.param))
 
 
-def test_nccl_loads_the_plugin(job: Job) -> None:
-    assert all(is_loaded(log) for log in job.logs)
-
-
 def test_every_size_runs_what_its_table_says(job: Job) -> None:
-    for records in job.records.values():
+    job.assert_loaded()
+    for records in job.records:
         first, second, own = [table for _, table in table_changes(records)]
         assert own == 0
-        assert misread(records, {first: FIRST, second: SECOND}) == []
+        assert_ran(records, first, FIRST)
+        assert_ran(records, second, SECOND)
         sizes = set(choices_of(records, own))
         assert set(choices_of(records, first)) == sizes == set(choices_of(records, second))
 
 
 def test_ranks_switch_at_the_same_calls(job: Job) -> None:
-    changes = [table_changes(records) for records in job.records.values()]
-    assert len(changes) == len(job.logs)
-    assert all_alike(changes)
+    first, *others = [table_changes(records) for records in job.records]
+    assert all(other == first for other in others)
 
 
 def test_kill_file_restores_the_choice_of_nccl(job: Job) -> None:
-    own = [choices_of(records, 0) for records in job.records.values()]
-    assert all_alike(own)
+    own = [choices_of(records, 0) for records in job.records]
+    assert all(other == own[0] for other in own)
     # Of two ranks NCCL's own choice is Ring at every size, with the protocol of either table.
     assert any(cells != {(SECOND.algorithm, SECOND.protocol)} for cells in own[0].values())
-    for records in job.records.values():
+    for records in job.records:
         assert not records["decided"][records["table"] == 0].any()

@@ -25,8 +25,7 @@ from dynamiccl.datasets.job_tasks import losses_at, losses_of
 from dynamiccl.datasets.manifest import JobTask
 from dynamiccl.datasets.objective import change_of_task_us
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
-from tests.gpu.nccl_ranks import run_ranks, skip_without_nccl, write_bound_artifact
-from tests.gpu.one_gpu import SOCKETS_ONLY, collected
+from tests.gpu.ranks import collected, run_ranks, shared, skip_without_nccl, write_bound_artifact
 
 pytestmark = pytest.mark.gpu
 
@@ -56,9 +55,7 @@ plugin = "{plugin}"
 
 [launcher]
 kind = "mpirun"
-extra_args = ["--oversubscribe"]
-prefix = ["sh", "-c", 'NCCL_HOSTID=rank$OMPI_COMM_WORLD_RANK exec "$@"', "rank"]
-env = {{ {environment} }}
+{launcher}
 """
 
 
@@ -94,8 +91,7 @@ def half_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str,
 
 def measured(folder: Path, plugin: Path, half: dict[str, str]) -> pl.DataFrame:
     """The rows of the sweep beside products."""
-    environment = ", ".join(f'{n} = "{v}"' for n, v in (SOCKETS_ONLY | half).items())
-    told = {"plugin": plugin, "environment": environment, "size": SIZE_BYTES, "edge": EDGE}
+    told = {"plugin": plugin, "launcher": shared(**half), "size": SIZE_BYTES, "edge": EDGE}
     return collected(folder, SWEEP.format(**told), 600).filter(pl.col("status") == "ok")
 
 
@@ -108,7 +104,7 @@ def step_us(root: Path, plugin: Path, count: int, half: dict[str, str]) -> float
     write_bound_artifact(root / "artifact", plugin, config, RANKS)
     if count:
         told |= {"NCCL_TUNER_PLUGIN": str(plugin), "DYNAMICCL_MODE": "table"}
-    logs = run_ranks(root, RANKS, told, lambda: None, Path(__file__).with_name("nccl_step.py"))
+    logs = run_ranks(root, RANKS, told, lambda: None, "steps")
     acts = [log for log in logs if "the artifact's table, from call 0" in log]
     assert len(acts) == (RANKS if count else 0)
     return float((root / "step").read_text())

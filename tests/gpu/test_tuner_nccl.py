@@ -7,7 +7,6 @@ compiler; it takes two minutes. The ranks agree in `init`, by a word of shared m
 """
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -15,8 +14,14 @@ import pytest
 
 from dynamiccl.libraries import PROFILER_NAME
 from dynamiccl.nccl import Algorithm, Config, Protocol
-from tests.gpu.nccl_job import choices_of, is_loaded, misread
-from tests.gpu.nccl_ranks import Job, run_job, skip_without_nccl, write_bound_artifact
+from tests.gpu.ranks import (
+    Job,
+    assert_ran,
+    choices_of,
+    run_job,
+    skip_without_nccl,
+    write_bound_artifact,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -25,18 +30,11 @@ TABLE: Final = Config(Algorithm.Ring, Protocol.LL, 2)
 RUNNING_S: Final = 15
 
 
-@dataclass(frozen=True)
-class Jobs:
-    """The same job under the table, and with a kill file from the beginning."""
-
-    tuned: Job
-    killed: Job
-
-
 @pytest.fixture(scope="module", params=[2, 3])
 def jobs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, plugin_path: Path
-) -> Jobs:
+) -> list[Job]:
+    """The same job under the table, and with a kill file from the beginning."""
     skip_without_nccl((2, 28))
     ranks = int(request.param)
     environment = {
@@ -51,23 +49,22 @@ def jobs(
         if name == "killed":
             (root / "artifact" / "kill").touch(mode=0o600)
         found.append(run_job(root, ranks, environment, lambda: time.sleep(RUNNING_S)))
-    tuned, killed = found
-    return Jobs(tuned, killed)
+    return found
 
 
-def test_nccl_loads_the_tuner(jobs: Jobs) -> None:
-    assert all(is_loaded(log) for log in (*jobs.tuned.logs, *jobs.killed.logs))
-
-
-def test_every_call_from_the_first_on_runs_what_the_table_says(jobs: Jobs) -> None:
-    assert all("the artifact's table, from call 0" in log for log in jobs.tuned.logs)
-    for records in jobs.tuned.records.values():
+def test_every_call_from_the_first_on_runs_what_the_table_says(jobs: list[Job]) -> None:
+    tuned, _ = jobs
+    tuned.assert_loaded()
+    assert all("the artifact's table, from call 0" in log for log in tuned.logs)
+    for records in tuned.records:
         assert int(records["sequence"][0]) == 0
-        assert misread(records, {0: TABLE}) == []
+        assert_ran(records, 0, TABLE)
 
 
-def test_a_kill_file_leaves_nccls_own_choice_on_every_rank(jobs: Jobs) -> None:
-    assert all("a kill file is there" in log for log in jobs.killed.logs)
-    chosen = [choices_of(records, 0) for records in jobs.killed.records.values()]
+def test_a_kill_file_leaves_nccls_own_choice_on_every_rank(jobs: list[Job]) -> None:
+    _, killed = jobs
+    killed.assert_loaded()
+    assert all("a kill file is there" in log for log in killed.logs)
+    chosen = [choices_of(records, 0) for records in killed.records]
     assert all(own == chosen[0] for own in chosen)
     assert any(cells != {(TABLE.algorithm, TABLE.protocol)} for cells in chosen[0].values())

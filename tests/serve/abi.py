@@ -20,7 +20,6 @@ import secrets
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -108,10 +107,9 @@ class _ProfilerV4(ctypes.Structure):
 class Communicator:
     """The first rank of a communicator; made by `TunerPlugin.communicator`."""
 
-    def __init__(self, version: int, struct: Any, context: ctypes.c_void_p) -> None:
+    def __init__(self, struct: Any, context: ctypes.c_void_p) -> None:
         #: Lines that the plugin logged, in order.
         self.lines: list[str] = []
-        self._version = version
         self._struct = struct
         self._context = context
 
@@ -144,18 +142,6 @@ class Communicator:
         if result != 0:
             raise PluginError(f"the plugin's getCollInfo returned {result}; it may only return 0")
         return answer_of(before, after, num_channels.value)
-
-
-@dataclass(frozen=True, slots=True)
-class _InitArguments:
-    """The arguments of `init` that all ranks share."""
-
-    version: int
-    comm_id: int
-    num_ranks: int
-    num_nodes: int
-    domains: _NvlDomains | None
-    all_ranks: bool
 
 
 class TunerPlugin:
@@ -195,11 +181,18 @@ class TunerPlugin:
         returns an error, with the lines that it logged: of ours in a sweep alone it may
         (`serve/plugin/sweep/player.cpp`).
         """
-        struct = self._structs[version]
+        struct, comm_id = self._structs[version], next(_IDS)
         domains = _NvlDomains(num_nodes, *ranks_per_domain) if ranks_per_domain else None
-        told = _InitArguments(version, next(_IDS), num_ranks, num_nodes, domains, all_ranks)
         contexts = [ctypes.c_void_p() for _ in range(num_ranks if all_ranks else 1)]
-        communicator = Communicator(version, struct, contexts[0])
+        communicator = Communicator(struct, contexts[0])
+
+        def init(context: ctypes.c_void_p, logger: Any) -> int:
+            if all_ranks and version < 5:
+                self._tell_profiler(comm_id, num_nodes, num_ranks)
+            reference, shape = ctypes.byref(context), (num_ranks, num_nodes, logger)
+            # NCCL always has constants, and NVIDIA's example changes them.
+            v5 = (reference, comm_id, *shape, domains, _CONSTANTS())
+            return int(struct.init(*(v5 if version >= 5 else (*shape, reference))))
 
         def keep(*arguments: Any) -> None:
             communicator.lines.append(arguments[-1].decode(errors="replace"))
@@ -207,12 +200,11 @@ class TunerPlugin:
         logger = _LOGGER(keep)
         with _environment(environment or {}):
             others = [
-                threading.Thread(target=self._init, args=(told, context, _LOGGER()))
-                for context in contexts[1:]
+                threading.Thread(target=init, args=(context, _LOGGER())) for context in contexts[1:]
             ]
             for other in others:
                 other.start()
-            result = self._init(told, contexts[0], logger)
+            result = init(contexts[0], logger)
             for other in others:
                 other.join()
         if result != 0:
@@ -224,48 +216,28 @@ class TunerPlugin:
             for context in contexts:
                 struct.finalize(context)
 
-    def _init(self, told: _InitArguments, context: ctypes.c_void_p, logger: Any) -> int:
-        """Call one rank's `init`; returns its result code."""
-        struct, shape = self._structs[told.version], (told.num_ranks, told.num_nodes, logger)
-        if told.version >= 5:
-            constants = _CONSTANTS()  # NCCL always has some, and NVIDIA's example changes them
-            reference = ctypes.byref(context)
-            return int(struct.init(reference, told.comm_id, *shape, told.domains, constants))
-        if told.all_ranks:
-            self._tell_profiler(told.comm_id, told.num_ranks, told.num_nodes)
-        return int(struct.init(*shape, ctypes.byref(context)))
-
-    def _tell_profiler(self, comm_id: int, num_ranks: int, num_nodes: int) -> None:
+    def _tell_profiler(self, *told: int) -> None:
         """Call the profiler's `init`, as NCCL 2.27 does before a tuner's, on its thread."""
-        profiler = _ProfilerV4.in_dll(self._library, "ncclProfiler_v4")
         mask, ignored = ctypes.c_int(0), ctypes.c_void_p()
-        profiler.init(
-            ctypes.byref(ignored),
-            ctypes.byref(mask),
-            b"",
-            comm_id,
-            num_nodes,
-            num_ranks,
-            0,
-            _LOGGER(),
-        )
+        profiler = _ProfilerV4.in_dll(self._library, "ncclProfiler_v4")
+        profiler.init(ctypes.byref(ignored), ctypes.byref(mask), b"", *told, 0, _LOGGER())
 
 
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in changes}
-    _set_environment(changes)
+
+    def set_all(values: Mapping[str, str | None]) -> None:
+        for name, value in values.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+    set_all(changes)
     try:
         yield
     finally:
-        _set_environment(before)
-
-
-def _set_environment(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
+        set_all(before)
 
 
 # --- All ranks in this process ---
@@ -288,12 +260,12 @@ def loopback_environment(artifact: Path, system: str) -> dict[str, str | None]:
     }
 
 
-def prepared_environment(artifact: Path, system: str, nccl_code: int) -> dict[str, str]:
-    """What dynamiccl-run would prepare on a machine of `system` with that NCCL."""
+def prepared_environment(artifact: Path, system: str, *nccl_codes: int) -> dict[str, str]:
+    """What dynamiccl-run would prepare on a machine of `system`, for these releases of NCCL."""
     return {
         "DYNAMICCL_HOST": platform.node(),
         "DYNAMICCL_MACHINE": "loopback",
-        "DYNAMICCL_SYSTEMS": f"{nccl_code}={system}",
+        "DYNAMICCL_SYSTEMS": " ".join(f"{code}={system}" for code in nccl_codes),
         "DYNAMICCL_TABLES": str(artifact.resolve() / "tables"),
         "DYNAMICCL_INDEX": file_sha256(artifact / INDEX_NAME)[:16],
     }
@@ -311,11 +283,21 @@ def _load_nccl() -> "TemporaryDirectory[str]":
     return folder
 
 
-def write_bare_artifact(artifact: Path, system: str, table: DecisionTable) -> None:
-    """Write an artifact of one table, without policy: all that the plugin reads."""
-    key = (system, table.num_nodes, table.num_ranks)
-    path = artifact / relative_path(*key)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(table.to_bytes())
-    tables = {key: file_sha256(path)}
-    PluginIndex(_NO_MANIFEST, systems={}, noise_ppm={}, tables=tables).write(artifact)
+def write_bare_artifact(
+    artifact: Path,
+    system: str,
+    *tables: DecisionTable,
+    machines: Mapping[str, str] | None = None,
+) -> None:
+    """Write an artifact of tables, without policy: all that the plugin reads.
+
+    `machines`: fingerprint -> system.
+    """
+    digests = {}
+    for table in tables:
+        key = (system, table.num_nodes, table.num_ranks)
+        path = artifact / relative_path(*key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(table.to_bytes())
+        digests[key] = file_sha256(path)
+    PluginIndex(_NO_MANIFEST, machines or {}, noise_ppm={}, tables=digests).write(artifact)

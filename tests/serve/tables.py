@@ -15,10 +15,16 @@ from dynamiccl.nccl import (
     Protocol,
     invalid_reason,
 )
-from dynamiccl.serve.table import DecisionTable
+from dynamiccl.serve.table import MAX_BINS, DecisionTable
 from tests.serve.answers import CostTable
 
 TUNED = [collective for collective in Collective if collective.tunable]
+
+
+def uniform(config: Config, num_nodes: int = 1, num_ranks: int = 8) -> DecisionTable:
+    """One decision for every call."""
+    rows = [[config] * MAX_BINS] * len(TUNED)
+    return DecisionTable.from_configs(rows, num_nodes=num_nodes, num_ranks=num_ranks)
 
 
 def random_config(random: Generator, collective: Collective) -> Config | None:

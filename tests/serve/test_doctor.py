@@ -4,7 +4,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,9 +11,9 @@ from dynamiccl.datasets.store import file_sha256
 from dynamiccl.doctor import ASK_VERSION, Check, CheckStatus, Machine, ProgramResult
 from dynamiccl.errors import MachineError, PluginError
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME
-from dynamiccl.serve.doctor import Question, check_for_job
+from dynamiccl.serve.build import ask_probe
+from dynamiccl.serve.doctor import check_for_job
 from dynamiccl.serve.plugin_index import PluginIndex
-from dynamiccl.serve.this_machine import ask_probe
 from tests.cli.conftest import Shell
 from tests.recorded import HEALTHY, Recorded, by_name
 
@@ -22,9 +21,8 @@ OK, WARN, FAIL, UNKNOWN = CheckStatus
 NOTHING = Recorded(runs={}, files={}, programs={})
 
 
-def found(machine: Machine, plugin: Path = Path("gone.so"), **question: Any) -> dict[str, Check]:
-    asked = Question(plugin, question.get("artifact"), Path("/n.so"))
-    return by_name(check_for_job(machine, asked))
+def found(machine: Machine, plugin: Path = Path("gone.so")) -> dict[str, Check]:
+    return by_name(check_for_job(machine, plugin, nccl=Path("/n.so")))
 
 
 @pytest.mark.parametrize(
@@ -50,10 +48,10 @@ def test_tables_act_under_releases_whose_source_was_read(
 def test_libraries_are_found_where_jobs_find_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Question(Path("gone.so"), None)
-    assert by_name(check_for_job(NOTHING, asked))["libnccl"].status is UNKNOWN
+    gone = Path("gone.so")
+    assert by_name(check_for_job(NOTHING, gone))["libnccl"].status is UNKNOWN
     machine = NOTHING.holding("/a/libnccl.so.2", "").with_env(LD_LIBRARY_PATH=":/nowhere:/a")
-    check = by_name(check_for_job(machine, asked))["libnccl"]
+    check = by_name(check_for_job(machine, gone))["libnccl"]
     assert check.found == "/a/libnccl.so.2 does not load: no such file or directory"
     wheel = tmp_path / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
     wheel.parent.mkdir(parents=True)
@@ -62,7 +60,7 @@ def test_libraries_are_found_where_jobs_find_them(
         machine = machine.holding(path, "").answering(
             sys.executable, "-c", ASK_VERSION, path, output=version
         )
-    [first, second, *_] = check_for_job(machine, asked)
+    [first, second, *_] = check_for_job(machine, gone)
     assert (first.found, second.found) == (f"NCCL 2.28.9, {wheel}", "NCCL 2.27.7, /a/libnccl.so.2")
     assert "several versions are here (2.27.7, 2.28.9)" in first.advice
 
@@ -113,24 +111,26 @@ def test_neighbours_are_told_with_the_way_to_keep_them(
     assert (check.status, said in f"{check.found}: {check.advice}") == (status, True)
 
 
-def test_key_must_be_a_secret(tmp_path: Path) -> None:
-    key = tmp_path / "key"
-
-    def said(path: Path = key) -> str:
-        check = found(NOTHING.with_env(DYNAMICCL_KEY_FILE=str(path)))["key"]
-        return f"{check.status}: {check.found}: {check.advice}"
-
-    assert found(NOTHING)["key"].status is OK
-    assert said().startswith("fail")
-    key.write_text("x" * 32)
-    key.chmod(0o644)
-    assert "mode 0644, 32 bytes: chmod 600" in said()
-    key.chmod(0o600)
-    assert said().startswith("ok")
-    (tmp_path / "link").symlink_to(key)
-    assert "a link does not count" in said(tmp_path / "link")
-    key.write_text("short")
-    assert "at least 16 bytes" in said()
+def test_key_must_be_a_secret(
+    plugin_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, link, short, shown = (tmp_path / name for name in ("key", "link", "short", "shown"))
+    link.symlink_to(key)
+    for path, text, mode in ((key, "x" * 32, 0o600), (short, "x", 0o600), (shown, "x" * 32, 0o640)):
+        path.write_text(text)
+        path.chmod(mode)
+    for named, said in (
+        ("", "ok: DYNAMICCL_KEY_FILE is not set"),
+        (key, f"ok: {key}"),
+        (tmp_path / "gone", "there is no such file"),
+        (link, "it is a symbolic link"),
+        (short, "it is shorter than 16 bytes"),
+        (shown, f"others may read it; chmod 600 {shown}"),
+    ):
+        monkeypatch.setenv("DYNAMICCL_KEY_FILE", str(named))
+        check = found(Machine(), plugin_path)["key"]
+        assert said in f"{check.status}: {check.found}; {check.advice}"
+        assert (check.status is OK) == said.startswith("ok")
 
 
 def test_command_knows_a_bound_machine_and_an_unknown_one(

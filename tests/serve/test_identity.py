@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
-from dynamiccl import __version__
 from dynamiccl.collect.on_node import node_facts
 from dynamiccl.fingerprint import check_fingerprint
-from dynamiccl.serve.this_machine import PROBE_NAME
+from dynamiccl.serve.build import PROBE_NAME
 from tests.cli.conftest import Shell
 from tests.collect import sysfs
 
 H100 = "NVIDIA H100 80GB HBM3"
 NODE = f"gpu={H100}*8;mig=0;nic=infiniband*8"
 #: What is said of a machine where there is no artifact, or none that knows it.
-NOTHING = {"plugin_version": __version__, "machine": "", "systems": "", "artifact_problem": ""}
+NOTHING = dict.fromkeys(("machine", "systems", "artifact_problem", "key_problem"), "")
 Build = Callable[[Path], None]
 
 
@@ -133,21 +132,17 @@ def test_plugin_and_sweep_name_a_machine_alike(
     check_fingerprint(f"{wanted};nccl=22809")
 
 
-def test_machine_without_a_driver_has_no_gpu(probe: Path, tmp_path: Path) -> None:
-    assert ask(probe, tmp_path)["machine"] == "gpu=none*0;mig=0;nic=none*0"
-
-
-@pytest.mark.parametrize("model", ["", "x" * 120])
-def test_gpu_without_a_usable_name_gives_no_fingerprint(
-    model: str, probe: Path, tmp_path: Path
-) -> None:
-    dgx(tmp_path)
-    gpu(tmp_path, 9, model)
-    swept = node_facts(tmp_path / "sys", tmp_path / "proc")["node_fingerprint"]
-    assert swept is None or model
-    done = run(probe, tmp_path)
-    assert (done.returncode, done.stdout) == (4, "")
-    assert "cannot be read" in done.stderr
+def test_gpu_without_a_usable_name_gives_no_fingerprint(probe: Path, tmp_path: Path) -> None:
+    assert ask(probe, tmp_path)["machine"] == "gpu=none*0;mig=0;nic=none*0"  # no driver
+    for number, model in enumerate(("", "x" * 120)):
+        root = tmp_path / str(number)
+        dgx(root)
+        gpu(root, 9, model)
+        swept = node_facts(root / "sys", root / "proc")["node_fingerprint"]
+        assert swept is None or model
+        done = run(probe, root)
+        assert (done.returncode, done.stdout) == (4, "")
+        assert "cannot be read" in done.stderr
 
 
 def test_probe_knows_an_artifact_and_whether_it_knows_the_machine(
@@ -174,7 +169,7 @@ def test_probe_says_what_is_wrong_with_an_artifact(
     assert json.loads(done.stdout)["artifact_problem"] == "there is no such file"
 
 
-@pytest.mark.parametrize("arguments", [["--nccl"], ["a", "b"], ["-x"]], ids=str)
-def test_wrong_usage_of_the_probe(arguments: list[str], probe: Path, tmp_path: Path) -> None:
-    done = run(probe, tmp_path, *arguments)
-    assert (done.returncode, done.stderr[:22]) == (2, "usage: dynamiccl-prepa")
+def test_wrong_usage_of_the_probe(probe: Path, tmp_path: Path) -> None:
+    for arguments in (["--nccl"], ["a", "b"], ["-x"]):
+        done = run(probe, tmp_path, *arguments)
+        assert (done.returncode, done.stderr[:22]) == (2, "usage: dynamiccl-prepa")

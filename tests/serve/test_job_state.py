@@ -100,14 +100,7 @@ class InPython:
             entries[int(task.collective), task.bin - FIRST_BIN] = tuple(
                 config_columns(self.configs[chosen])
             )
-        return DecisionTable(
-            num_nodes=self.table.num_nodes,
-            num_ranks=self.table.num_ranks,
-            ranks_per_node=self.table.ranks_per_node,
-            first_bin=self.table.first_bin,
-            num_bins=self.table.num_bins,
-            entries=entries,
-        )
+        return replace(self.table, entries=entries)
 
 
 @pytest.mark.parametrize("calls", [400, pytest.param(5_000, marks=pytest.mark.soak)])

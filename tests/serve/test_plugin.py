@@ -18,13 +18,14 @@ from dynamiccl.libraries import (
     VENDOR_NAME,
 )
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
-from dynamiccl.serve.build import SANITIZERS, find_tool
+from dynamiccl.serve.build import find_tool
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import BINS_PER_OCTAVE, EDGES_Q32, bin_center_bytes, size_bin
 from tests.conftest import Soak
+from tests.plugin_build import SANITIZERS
 from tests.serve.abi import TunerPlugin, loopback_environment, write_bare_artifact
 from tests.serve.answers import asked_in_a_job, expected_answer, nccl_choice
-from tests.serve.tables import TUNED, random_costs, random_table
+from tests.serve.tables import TUNED, random_costs, random_table, uniform
 
 SYSTEM = "test-system"
 VERSIONS = (4, 5, 6)
@@ -35,10 +36,6 @@ def deploy(artifact: Path, table: DecisionTable) -> dict[str, str | None]:
     """Make an artifact of `table`; return the environment of ranks that use it."""
     write_bare_artifact(artifact, SYSTEM, table)
     return loopback_environment(artifact, SYSTEM)
-
-
-def uniform(config: Config) -> DecisionTable:
-    return DecisionTable.from_configs([[config] * 249] * 5, num_nodes=1, num_ranks=8)
 
 
 def run_ctest(build: Path, **settings: str) -> None:
@@ -195,22 +192,6 @@ def test_answers_are_what_the_law_in_python_says(
     assert acted > 250
 
 
-def test_says_once_that_it_acts(plugin: TunerPlugin, tmp_path: Path) -> None:
-    environment = deploy(tmp_path, uniform(RING))
-    with plugin.communicator(8, 1, environment=environment, all_ranks=True) as communicator:
-        for _ in range(5):
-            communicator.ask(Collective.AllReduce, 1 << 20, np.ones((7, 3), dtype=np.float32))
-    (line,) = communicator.lines
-    told = re.fullmatch(
-        r"DYNAMICCL: 8 ranks on 1 nodes: the artifact's table, from call 0: it acts in (\d+) of "
-        r"(\d+) size bins",
-        line,
-    )
-    assert told is not None, line
-    assert int(told[1]) == np.count_nonzero(uniform(RING).entries["act"])
-    assert int(told[2]) == uniform(RING).entries.size
-
-
 @pytest.mark.parametrize(
     ("changes", "shape", "reason"),
     [
@@ -221,6 +202,8 @@ def test_says_once_that_it_acts(plugin: TunerPlugin, tmp_path: Path) -> None:
         ({"NCCL_COMM_ID": "n0:1"}, (8, 1), "gives all communicators one id"),
         ({}, (16, 2), "the artifact has no table for 16 ranks on 2 nodes of test-system"),
         ({}, (15, 2), "its nodes hold different numbers of ranks"),
+        ({"domains": "3"}, (8, 1), "its NVLink domains hold different numbers of ranks"),
+        ({"domains": "4"}, (8, 1), "the artifact's table, from call 0: it acts in 1245 of 1245"),
     ],
 )
 def test_abstains_and_says_why(
@@ -231,22 +214,21 @@ def test_abstains_and_says_why(
     tmp_path: Path,
 ) -> None:
     environment = deploy(tmp_path, uniform(RING)) | changes
+    least = int(environment.pop("domains", "0") or 0)
     costs = np.full((7, 3), 10, dtype=np.float32)
-    with plugin.communicator(*shape, environment=environment, all_ranks=True) as communicator:
-        answer = communicator.ask(Collective.AllReduce, 1 << 20, costs)
-    assert not answer.acted
-    assert answer.config == Config(*nccl_choice(costs) or ())
+    with plugin.communicator(
+        *shape,
+        version=6,
+        environment=environment,
+        ranks_per_domain=(least, 8 - least) if least else None,
+        all_ranks=True,
+    ) as communicator:
+        for _ in range(5):
+            answer = communicator.ask(Collective.AllReduce, 1 << 20, costs)
+    acts = "from call 0" in reason
+    assert answer.acted == acts
+    assert answer.config == (RING if acts else Config(*nccl_choice(costs) or ()))
     (line,) = communicator.lines
     assert line.startswith("DYNAMICCL: ")
-    assert "NCCL's own choice stands: " in line
+    assert ("NCCL's own choice stands: " in line) != acts
     assert reason in line
-
-
-def test_uneven_nvlink_domains_abstain(plugin: TunerPlugin, tmp_path: Path) -> None:
-    environment = deploy(tmp_path, uniform(RING))
-    costs = np.full((7, 3), 10, dtype=np.float32)
-    for ranks, acts in (((8, 8), True), ((3, 5), False)):
-        with plugin.communicator(
-            8, 1, version=6, environment=environment, ranks_per_domain=ranks, all_ranks=True
-        ) as communicator:
-            assert communicator.ask(Collective.AllReduce, 1 << 20, costs).acted == acts

@@ -44,22 +44,16 @@ def test_compiler_error_is_shown(own_source: Path, tmp_path: Path) -> None:
     assert caught.value.exit_code == 4
 
 
-def test_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler -O3")
     with pytest.raises(PluginError, match="no C\\+\\+ compiler: no-such-compiler not found"):
         build.build_plugin(tmp_path / "build")
-
-
-def test_missing_tool_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(PluginError, match=r"no cmake .*pip install '\.\[plugin\]'"):
         build.build_plugin(tmp_path / "build")
-
-
-def test_missing_plugin_says_how_to_build_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(libraries, "BUILD_DIR", Path("nowhere"))  # `make plugin` may have run here
     with pytest.raises(MissingPath, match="make plugin"):

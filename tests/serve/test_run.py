@@ -117,6 +117,15 @@ def test_command_takes_its_words_and_its_exit_code_along(run: Runner) -> None:
     assert (done.returncode, done.stdout) == (7, "a b||--mode|*|")
     assert run("--", "printf", "%s", "-h").stdout == "-h"
     assert run("/no/such/program").returncode == 127
+    for words, said in (
+        ((), "no COMMAND"),
+        (("--mode",), "--mode needs a value"),
+        (("--mode", "fast", "env"), "choose from table, observe, adaptive"),
+        (("--what", "env"), "unknown option '--what'"),
+    ):
+        done = run(*words)
+        assert (done.returncode, done.stdout, said in done.stderr) == (2, "", True)
+    assert run("--help").stdout.startswith("usage: dynamiccl-run")
 
 
 THEIRS, TAKEN = "/opt/libnccl-tuner.so", "mode {} needs the profiler's place, and inspector has it"
@@ -171,22 +180,6 @@ def test_mode_and_settings_choose_the_libraries(run: Runner, tmp_path: Path) -> 
     assert "NCCL_TUNER_PLUGIN" not in run.shown(said="NCCL_CTA_POLICY is 1,")
     for env in ({"NCCL_CTA_POLICY": "2"}, {"NCCL_CONF_FILE": "/dev/null"}):
         assert "NCCL_TUNER_PLUGIN" in run.shown(**env)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((), "no COMMAND"),
-        (("--mode",), "--mode needs a value"),
-        (("--mode", "fast", "env"), "choose from table, observe, adaptive"),
-        (("--what", "env"), "unknown option '--what'"),
-    ],
-)
-def test_wrong_usage_is_exit_2(run: Runner, arguments: tuple[str, ...], said: str) -> None:
-    done = run(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
-    assert run("--help").stdout.startswith("usage: dynamiccl-run")
 
 
 def test_what_the_user_set_stays(run: Runner) -> None:
@@ -261,13 +254,11 @@ def test_a_tuner_in_the_network_plugin_is_asked_first(
     assert run.shown(NCCL_TUNER_PLUGIN="none", **env)["NCCL_TUNER_PLUGIN"].endswith(TUNER_NAME)
 
 
-@pytest.mark.parametrize("named", ["ib", "none", "gone", "/gone/libnccl-net-ofi.so"])
-def test_a_network_plugin_without_a_tuner_displaces_none(
-    named: str, run: Runner, opt: Path
-) -> None:
-    shown = run.shown(LD_LIBRARY_PATH=str(opt), NCCL_NET_PLUGIN=named)
-    assert "DYNAMICCL_NEXT_TUNER" not in shown
-    assert shown["NCCL_TUNER_PLUGIN"].endswith(TUNER_NAME)
+def test_a_network_plugin_without_a_tuner_displaces_none(run: Runner, opt: Path) -> None:
+    for named in ("ib", "none", "gone", "/gone/libnccl-net-ofi.so"):
+        shown = run.shown(LD_LIBRARY_PATH=str(opt), NCCL_NET_PLUGIN=named)
+        assert "DYNAMICCL_NEXT_TUNER" not in shown
+        assert shown["NCCL_TUNER_PLUGIN"].endswith(TUNER_NAME)
 
 
 def test_libraries_that_nccl_loads_unasked_keep_their_places(run: Runner, opt: Path) -> None:
@@ -339,18 +330,17 @@ def test_kill_file_at_the_start_is_told_and_stays_no_problem_for_later(run: Runn
     assert "DYNAMICCL_PROBLEM" not in shown
 
 
-@pytest.mark.parametrize("broken", ["exit 3", "kill -9 $$", None])
-def test_a_preparation_that_fails_is_a_problem_and_the_command_runs(
-    broken: str | None, run: Runner
-) -> None:
+def test_a_preparation_that_fails_is_a_problem_and_the_command_runs(run: Runner) -> None:
     program = run.home / "bin" / "dynamiccl-prepare"
-    program.unlink()
-    if broken:
-        program.write_text(f"#!/bin/sh\necho export NCCL_ALGO=Ring\n{broken}\n")
-        program.chmod(0o755)
-    shown = run.shown(said="NCCL's own choice stands")
-    assert shown["DYNAMICCL_PROBLEM"].startswith("dynamiccl-prepare failed on ")
-    assert "NCCL_ALGO" not in shown
+    for broken in ("", "exit 3", "kill -9 $$"):
+        program.unlink()
+        if broken:
+            program.write_text(f"#!/bin/sh\necho export NCCL_ALGO=Ring\n{broken}\n")
+            program.chmod(0o755)
+        shown = run.shown(said="NCCL's own choice stands")
+        assert shown["DYNAMICCL_PROBLEM"].startswith("dynamiccl-prepare failed on ")
+        assert "NCCL_ALGO" not in shown
+        program.touch()
 
 
 # --- which job it is ----------------------------------------------------------------------------
@@ -372,41 +362,29 @@ def job(run: Runner, **env: str) -> str:
     return run.shown(DYNAMICCL_MODE="observe", **env)["DYNAMICCL_JOB"]
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        # Each agent of torchrun counts the failures of its own processes.
-        ({**TORCH, "RANK": "0"}, {**TORCH, "RANK": "3", "TORCHELASTIC_RESTART_COUNT": "1"}),
-        # Rank 0 knows its own host by another name.
-        ({**TORCH, "RANK": "1"}, {**TORCH, "RANK": "0", "MASTER_ADDR": "localhost"}),
-        # srun starts the agent of each node by itself.
-        ({**TORCH, **SRUN, "RANK": "1"}, {**TORCH, **SRUN, "RANK": "0", "SLURM_STEP_ID": "4"}),
-        # mpirun starts the ranks of its own node itself, and the others by srun.
-        ({**MPIRUN, "SLURM_JOB_ID": "12"}, {**MPIRUN, **SRUN}),
-        (SRUN, {**SRUN, "SLURM_NODEID": "1", "SLURM_LOCALID": "3"}),
-    ],
-)
-def test_ranks_of_one_job_name_it_alike(
-    one: dict[str, str], other: dict[str, str], run: Runner
-) -> None:
-    assert job(run, **one) == job(run, **other)
+#: Environments of two ranks of one job.
+ALIKE = [
+    # Each agent of torchrun counts the failures of its own processes.
+    ({**TORCH, "RANK": "0"}, {**TORCH, "RANK": "3", "TORCHELASTIC_RESTART_COUNT": "1"}),
+    # Rank 0 knows its own host by another name.
+    ({**TORCH, "RANK": "1"}, {**TORCH, "RANK": "0", "MASTER_ADDR": "localhost"}),
+    # srun starts the agent of each node by itself.
+    ({**TORCH, **SRUN, "RANK": "1"}, {**TORCH, **SRUN, "RANK": "0", "SLURM_STEP_ID": "4"}),
+    # mpirun starts the ranks of its own node itself, and the others by srun.
+    ({**MPIRUN, "SLURM_JOB_ID": "12"}, {**MPIRUN, **SRUN}),
+    (SRUN, {**SRUN, "SLURM_NODEID": "1", "SLURM_LOCALID": "3"}),
+]
+#: What makes another job, step or attempt of SRUN.
+OTHERS = {"SLURM_JOB_ID": "13", "SLURM_STEP_ID": "4", "SLURM_RESTART_COUNT": "1"}
+OTHERS |= {"DYNAMICCL_RESTART": "1", "DYNAMICCL_JOB_ID": "mine", "MASTER_PORT": "29501"}
+OTHERS |= {"PMIX_NAMESPACE": "slurm.pmix.12.4"}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"SLURM_JOB_ID": "13"},
-        {"SLURM_STEP_ID": "4"},
-        {"SLURM_RESTART_COUNT": "1"},
-        {"DYNAMICCL_RESTART": "1"},
-        {"DYNAMICCL_JOB_ID": "mine"},
-        {"MASTER_PORT": "29501"},
-        {"PMIX_NAMESPACE": "slurm.pmix.12.4"},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_another_job_step_or_attempt_is_another_one(change: dict[str, str], run: Runner) -> None:
-    assert job(run, **SRUN) != job(run, **{**SRUN, **change})
+def test_ranks_of_one_job_name_it_alike_and_no_others_do(run: Runner) -> None:
+    for one, other in ALIKE:
+        assert job(run, **one) == job(run, **other)
+    for name, value in OTHERS.items():
+        assert job(run, **SRUN) != job(run, **{**SRUN, name: value}), name
 
 
 def test_one_in_another_prepares_anew(run: Runner) -> None:
@@ -418,21 +396,18 @@ def test_one_in_another_prepares_anew(run: Runner) -> None:
     assert run.shown(**{**inner, **SRUN})["DYNAMICCL_ARTIFACT"] == inner["DYNAMICCL_ARTIFACT"]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [
+def test_ranks_of_slurm_meet_on_the_first_node(run: Runner) -> None:
+    second = {"SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "DYNAMICCL_TEST_LIMIT_MS": "100"}
+    for nodes, first in (
         ("n1", "n1"),
         ("n1,n2", "n1"),
         ("gpu-[003-005,9],m1", "gpu-003"),
         ("a[7]-x,b", "a7-x"),
         ("rack1-n[1,3]", "rack1-n1"),
         ("rack[1-2]n[3-4],m", "rack1n3"),
-    ],
-)
-def test_ranks_of_slurm_meet_on_the_first_node(run: Runner, nodes: str, first: str) -> None:
-    second = {"SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": nodes}
-    limit = {"DYNAMICCL_TEST_LIMIT_MS": "100"}
-    run.shown(said=f"no arbiter of this job answers at {first}:", **SRUN | second | limit)
+    ):
+        said = f"no arbiter of this job answers at {first}:"
+        run.shown(said=said, **SRUN | second | {"SLURM_STEP_NODELIST": nodes})
 
 
 def test_around_a_launcher_of_several_hosts_it_says_how_to_start_it(run: Runner) -> None:

@@ -1,7 +1,6 @@
 """Sweep mode of the built plugin: schedules written here, played there, reports read here."""
 
 import ctypes
-import dataclasses
 import os
 import re
 import shutil
@@ -9,7 +8,6 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +49,7 @@ def plugin(sweep_path: Path) -> TunerPlugin:
 
 
 #: Plays some calls of AllReduce to eight ranks in a process of its own: PLUGIN, a file of the
-#: calls' sizes, and what then (`end`, `kill`, or the largest file in bytes that it may write).
+#: calls' sizes, and what then (`end` or `kill`).
 CHILD = """
 import os, sys
 from pathlib import Path
@@ -59,9 +57,6 @@ import numpy as np
 from dynamiccl.nccl import Collective
 from tests.serve.abi import TunerPlugin
 plugin, sizes, how = sys.argv[1:]
-if how.isdigit():
-    import resource
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(how), int(how)))
 library = TunerPlugin(Path(plugin))
 with library.communicator(8, 1) as communicator:
     for size in Path(sizes).read_text().split():
@@ -147,14 +142,11 @@ def state_of(config: Config, forced: set[bool]) -> BlockState:
     return BlockState.PLAYED if forced == {True} else BlockState.UNAVAILABLE
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_what_the_machine_has_not_is_recorded(
-    version: int, plugin: TunerPlugin, tmp_path: Path
-) -> None:
+def test_what_the_machine_has_not_is_recorded(plugin: TunerPlugin, tmp_path: Path) -> None:
     environment = stage(tmp_path, SMALL)
     costs = ALL.copy()
     costs[Algorithm.Tree] = -1
-    with plugin.communicator(8, 1, version=version, environment=environment) as communicator:
+    with plugin.communicator(8, 1, environment=environment) as communicator:
         play(communicator, SMALL, costs)
     assert read_report(environment).states == (
         BlockState.PLAYED,
@@ -222,6 +214,11 @@ def test_timed_calls_leave_the_report_alone(plugin: TunerPlugin, tmp_path: Path)
     """Between the synchronising calls nothing is stored unless the state changes."""
     environment, seen = stage(tmp_path, SMALL), []
     with plugin.communicator(8, 1, environment=environment) as communicator:
+        (line,) = communicator.lines
+        assert line == (
+            f"DYNAMICCL: 8 ranks on 1 nodes: plays 4 blocks from {tmp_path / 'schedule'} "
+            f"(hash {SMALL.content_hash}, tuner v5), reports to {tmp_path / 'report'}"
+        )
         for call in list(benchmark_calls(SMALL))[:10]:
             communicator.ask(SMALL.collective, call.size_bytes, ALL)
             seen.append(read_report(environment).calls)
@@ -229,29 +226,39 @@ def test_timed_calls_leave_the_report_alone(plugin: TunerPlugin, tmp_path: Path)
     assert read_report(environment).calls == 10
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+CHUNKED = replace(SMALL, cycles=((replace(RING, chunk_bytes=100_000), TREE),))
+
+
 @pytest.mark.parametrize(
-    ("shape", "changes", "reason"),
+    ("schedule", "shape", "changes", "reason"),
     [
-        ((16, 2), {}, "made for another number of ranks or nodes"),
-        ((8, 1), {"DYNAMICCL_SCHEDULE_HASH": "0" * 16}, "hash is not DYNAMICCL_SCHEDULE_HASH"),
-        ((8, 1), {"DYNAMICCL_SCHEDULE_HASH": None}, "DYNAMICCL_SCHEDULE_HASH is not set"),
-        ((8, 1), {"DYNAMICCL_SCHEDULE": None}, "DYNAMICCL_SCHEDULE is not set"),
-        ((8, 1), {"DYNAMICCL_SCHEDULE": "/nowhere"}, "/nowhere: it cannot be opened"),
+        (SMALL, (16, 2), {}, "made for another number of ranks or nodes"),
+        (SMALL, (8, 1), {"_HASH": "0" * 16}, "hash is not DYNAMICCL_SCHEDULE_HASH"),
+        (SMALL, (8, 1), {"_HASH": None}, "DYNAMICCL_SCHEDULE_HASH is not set"),
+        (SMALL, (8, 1), {"": None}, "DYNAMICCL_SCHEDULE is not set"),
+        (SMALL, (8, 1), {"": "/nowhere"}, "/nowhere: it cannot be opened"),
+        (SMALL, (8, 1), {"": "{folder}"}, "it cannot be read"),
+        (SMALL, (8, 1), {"": "{folder}/fifo"}, "it is too short"),  # must not block
+        (SMALL, (8, 1), {"": "/dev/zero"}, "it is too long"),
+        (CHUNKED, (8, 1), {}, "chunk sizes need NCCL 2.30 or later"),
     ],
 )
 def test_what_cannot_be_played_fails_the_communicator(
-    version: int,
+    schedule: Schedule,
     shape: tuple[int, int],
     changes: dict[str, str | None],
     reason: str,
     plugin: TunerPlugin,
     tmp_path: Path,
 ) -> None:
-    environment = stage(tmp_path, SMALL) | changes
+    os.mkfifo(tmp_path / "fifo")
+    environment = stage(tmp_path, schedule) | {
+        f"DYNAMICCL_SCHEDULE{name}": value and value.format(folder=tmp_path)
+        for name, value in changes.items()
+    }
     with (
         pytest.raises(PluginError, match=f"init returned 5; log: DYNAMICCL: .*{reason}"),
-        plugin.communicator(*shape, version=version, environment=environment),
+        plugin.communicator(*shape, environment=environment),
     ):
         pass
     assert not (tmp_path / "report").exists()
@@ -327,43 +334,13 @@ def test_each_number_is_checked_whatever_the_checksum(
         assert refused(plugin, tmp_path, sealed, reason), value
 
 
-@pytest.mark.parametrize(
-    ("made", "reason"),
-    [
-        (lambda path: path.mkdir(), "it cannot be read"),
-        (os.mkfifo, "it is too short"),  # must not block
-        (lambda path: path.symlink_to("/dev/zero"), "it is too long"),
-    ],
-)
-def test_what_is_no_file_is_refused(
-    made: Callable[[Path], object], reason: str, plugin: TunerPlugin, tmp_path: Path
-) -> None:
-    environment = stage(tmp_path, SMALL)
-    (tmp_path / "schedule").unlink()
-    made(tmp_path / "schedule")
-    with (
-        pytest.raises(PluginError, match=f"/schedule: {reason}"),
-        plugin.communicator(8, 1, environment=environment),
-    ):
-        pass
-
-
-def test_says_what_it_plays(plugin: TunerPlugin, tmp_path: Path) -> None:
-    environment = stage(tmp_path, SMALL)
-    with plugin.communicator(8, 1, environment=environment) as communicator:
-        play(communicator, SMALL)
-    (line,) = communicator.lines
-    assert line == (
-        f"DYNAMICCL: 8 ranks on 1 nodes: plays 4 blocks from {tmp_path / 'schedule'} "
-        f"(hash {SMALL.content_hash}, tuner v5), reports to {tmp_path / 'report'}"
-    )
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 def test_in_another_mode_it_abstains(version: int, plugin: TunerPlugin, tmp_path: Path) -> None:
     environment = stage(tmp_path, SMALL) | {"DYNAMICCL_MODE": "play"}
     with plugin.communicator(8, 1, version=version, environment=environment) as communicator:
         assert not communicator.ask(Collective.AllReduce, 1024, ALL).acted
+        if version >= 6:
+            assert chunk_size(communicator, (Algorithm.Ring, Protocol.Simple), 512) == 512
     (line,) = communicator.lines
     assert "this library is for sweeps, and DYNAMICCL_MODE is 'play'" in line
 
@@ -392,32 +369,6 @@ def chunk_size(
     return chunk.value
 
 
-def test_chunk_sizes_are_given_and_reported(plugin: TunerPlugin, tmp_path: Path) -> None:
-    chunked = Config(Algorithm.Ring, Protocol.Simple, 8, 100_000)
-    schedule = Schedule(
-        collective=Collective.AllReduce,
-        num_ranks=8,
-        num_nodes=1,
-        warmup=((1024, 1),),
-        calls_per_half=2,
-        sizes=(1024, 2048),
-        cycles=((chunked, RING),),
-    )
-    environment = stage(tmp_path, schedule)
-    cell, own = (Algorithm.Ring, Protocol.Simple), 1 << 21
-    with plugin.communicator(8, 1, version=6, environment=environment) as communicator:
-        for call in benchmark_calls(schedule):
-            communicator.ask(schedule.collective, call.size_bytes, ALL)
-            given = [chunk_size(communicator, cell, own) for _ in range(3)]
-            assert given == [99_840 if call.config == chunked else own] * 3
-    assert read_report(environment).chunk_bytes == (99_840, 0)
-    with (
-        pytest.raises(PluginError, match=r"chunk sizes need NCCL 2\.30"),
-        plugin.communicator(8, 1, version=5, environment=environment),
-    ):
-        pass
-
-
 def test_chunk_sizes_are_given_to_the_call_that_they_belong_to(
     plugin: TunerPlugin, tmp_path: Path
 ) -> None:
@@ -427,7 +378,7 @@ def test_chunk_sizes_are_given_to_the_call_that_they_belong_to(
         Config(Algorithm.Ring, Protocol.LL, 8),
         Config(num_channels=4, chunk_bytes=1),
     )
-    schedule = dataclasses.replace(
+    schedule = replace(
         SMALL, warmup=(), calls_per_half=2, sizes=(1024,), cycles=tuple((each,) for each in cells)
     )
     environment, own = stage(tmp_path, schedule), 1 << 19
@@ -447,6 +398,7 @@ def test_chunk_sizes_are_given_to_the_call_that_they_belong_to(
         assert chunk_size(communicator, short, own) == own
         assert chunk_size(communicator, ring, own, Collective.Reduce) == own
         assert [chunk(ring) for _ in range(3)] == [99_840] * 3
+        assert chunk_size(communicator, ring, own) == 99_840  # of another part
         assert chunk(tree) == 1920  # a grain at least
         communicator.ask(Collective.AllReduce, 1024, ALL)
         assert chunk(tree) == own  # it may be about either of the two
@@ -458,11 +410,6 @@ def test_chunk_sizes_are_given_to_the_call_that_they_belong_to(
         assert chunk(short, np.full_like(ALL, -1)) == own  # NCCL's own chunk too
         assert chunk(short) == own  # past the end
     assert read_report(environment).chunk_bytes == (69_632, 1920, 0, 16)
-
-
-def test_a_plugin_that_abstains_leaves_chunk_sizes_alone(plugin: TunerPlugin) -> None:
-    with plugin.communicator(8, 1, version=6) as communicator:
-        assert chunk_size(communicator, (Algorithm.Ring, Protocol.Simple), 512) == 512
 
 
 def test_second_communicator_plays_and_leaves_the_report_alone(
@@ -479,14 +426,6 @@ def test_second_communicator_plays_and_leaves_the_report_alone(
     assert read_report(environment).calls == 1
     assert first.lines[0].endswith(f", reports to {tmp_path / 'report'}")
     assert "report" not in second.lines[0].removeprefix(str(tmp_path))
-
-
-def test_existing_file_is_not_overwritten(plugin: TunerPlugin, tmp_path: Path) -> None:
-    environment = stage(tmp_path, SMALL)
-    (tmp_path / "report").write_text("of an earlier launch")
-    with plugin.communicator(8, 1, environment=environment) as communicator:
-        play(communicator, SMALL)
-    assert (tmp_path / "report").read_text() == "of an earlier launch"
 
 
 def test_report_that_cannot_be_written_is_one_line(plugin: TunerPlugin, tmp_path: Path) -> None:
@@ -510,15 +449,6 @@ def test_report_outlives_a_kill(calls: int, reached: int, sweep_path: Path, tmp_
     played = (BlockState.PLAYED, BlockState.PLAYED, BlockState.ABSTAINED, BlockState.PLAYED)
     assert report.states == (*played[:reached], *[BlockState.NOT_REACHED] * (4 - reached))
     assert calls - SMALL.calls_per_half < report.calls <= calls
-
-
-def test_file_size_limit_means_no_report_and_no_signal(sweep_path: Path, tmp_path: Path) -> None:
-    environment = stage(tmp_path, SMALL)
-    sizes = [call.size_bytes for call in benchmark_calls(SMALL)]
-    done = run(child(sweep_path, environment, sizes, "64"), environment)
-    assert done.returncode == 0, done.stderr
-    assert "report: files may not grow that long here" in done.stdout
-    assert not (tmp_path / "report").exists()
 
 
 def test_full_disk_means_no_report(sweep_path: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ Each test has copies of both libraries: a vendor is looked for once a process.
 import ctypes
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,8 @@ from dynamiccl.libraries import VENDOR_NAME
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.table import DecisionTable
 from tests.serve.abi import (
-    _IDS,
-    _LOGGER,
     Communicator,
     TunerPlugin,
-    _InitArguments,
     loopback_environment,
     write_bare_artifact,
 )
@@ -186,27 +182,3 @@ def test_without_a_vendor_ours_goes_on_and_says_so_once(
     assert all(str(said) in line for line in lines)
     with both.communicator(6, DYNAMICCL_NEXT_TUNER=name) as asked:
         assert taken(asked) == (5, 8)
-
-
-def test_ranks_that_ask_different_vendors_have_no_table(
-    behind: Callable[[str | None], Behind], plugin: TunerPlugin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else one rank would run what the vendor says, and the other what NCCL says."""
-    both = behind("v6")
-    monkeypatch.setenv("WILFUL_CELL", "20")
-    for name, value in both.environment.items():
-        if value is not None:
-            monkeypatch.setenv(name, value)
-    told = _InitArguments(6, next(_IDS), RANKS, 1, None, all_ranks=False)
-    contexts = [ctypes.c_void_p(), ctypes.c_void_p()]
-    with ThreadPoolExecutor(RANKS) as pool:
-        results = pool.map(
-            lambda rank, context: rank._init(told, context, _LOGGER()),
-            (both.plugin, plugin),
-            contexts,
-        )
-        assert [*results] == [0, 0]
-    assert contexts[1].value is None
-    asked = Communicator(6, both.plugin._structs[6], contexts[0])
-    assert taken(asked) == (20, 3)
-    both.plugin._structs[6].finalize(contexts[0])

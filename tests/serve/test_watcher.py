@@ -60,7 +60,7 @@ def watching(
 
 
 def questions(trigger: Path, seed: int, count: int) -> Iterator[list[KeyCalls]]:
-    """Questions of a job that slows down, about keys that the small artifact has a table for."""
+    """Of a job that slows down, about keys that the small artifact has a table for."""
     random = np.random.default_rng(seed)
     for tasks, _ in watched_questions(Detector.load(trigger), random, count):
         yield [dataclasses.replace(task, bin=FIRST_BIN + 4 * task.bin) for task in tasks]
@@ -156,14 +156,13 @@ def test_a_call_that_is_shown_again_is_not_seen_again(watching: Artifact) -> Non
     assert found[0] == pytest.approx(1.0, abs=0.1)
 
 
-def test_a_leader_that_does_not_count_leaves_interference_unknown(watching: Artifact) -> None:
-    brain = ScriptedBrain(watching.directory / "brain.pt")
-    calls = slowing(60, 40)
+def test_interference_is_unknown_without_a_trigger_or_a_count_and_what_is_known_stays(
+    watching: Artifact, small_artifact: Artifact
+) -> None:
+    brain, calls = ScriptedBrain(watching.directory / "brain.pt"), slowing(60, 40)
     assert {level_of_last(brain, calls[k : k + 8], None) for k in range(52)} == {-1.0}
-
-
-def test_interference_that_is_known_stays(watching: Artifact) -> None:
-    brain = ScriptedBrain(watching.directory / "brain.pt")
+    without = ScriptedBrain(small_artifact.directory / "brain.pt")
+    assert level_of_last(without, slowing(8, 4), 8) == -1.0
     for count in range(1, 40):
         level = level_of_last(brain, [call(50.0 + count % 2, level=0.25)], count)
         assert level == 0.25
@@ -226,19 +225,6 @@ def test_levels_change_what_a_policy_decides(
     assert any(one != other for one, other in pairs[20:])
 
 
-def test_an_artifact_says_what_its_trigger_is(watching: Artifact, small_artifact: Artifact) -> None:
-    assert watching.manifest.trigger == {"false_alarms_per_1e5": 0.5}
-    assert watching.manifest.files.keys() == small_artifact.manifest.files.keys()
-    assert small_artifact.manifest.trigger is None
-
-
-def test_an_artifact_without_a_trigger_leaves_interference_unknown(
-    small_artifact: Artifact,
-) -> None:
-    brain = ScriptedBrain(small_artifact.directory / "brain.pt")
-    assert level_of_last(brain, slowing(8, 4), 8) == -1.0
-
-
 def test_a_trigger_is_found_in_its_run_and_needs_its_facts(
     trigger: Path, small_artifact: Artifact, tmp_path: Path
 ) -> None:
@@ -264,6 +250,8 @@ def test_a_policys_own_trigger_is_exported_with_it(
     manifest.write(policy)
     exported = export_artifact(policy, tmp_path / "artifact")
     assert exported.manifest.trigger == {"usual_scale": 0.1}
+    assert exported.manifest.files.keys() == small_artifact.manifest.files.keys()
+    assert small_artifact.manifest.trigger is None
     brain, calls = ScriptedBrain(exported.directory / "brain.pt"), slowing(60, 40)
     levels = [level_of_last(brain, calls[k : k + 8], k + 8) for k in range(52)]
     assert levels[-1] == pytest.approx(1.0, abs=0.1)

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "nccl/profiler_v4.h"
+#include "nccl/tuner_abi.h"
 
 extern "C" {
 
@@ -98,6 +98,22 @@ union ncclProfilerEventStateArgs_v4_t {
   struct {
     std::uint64_t pTimer;
   } kernelCh;
+};
+typedef int ncclProfilerEventState_t;
+
+// An error of `init` costs the profiler alone; the other results are not looked at. `commHash` and
+// `commId` are one number. `eActivationMask` points to one int of the whole process, which NCCL
+// reads at every call of its API.
+struct ncclProfiler_v4_t {
+  const char* name;
+  ncclResult_t (*init)(void** context, int* eActivationMask, const char* commName,
+                       std::uint64_t commHash, int nNodes, int nranks, int rank,
+                       ncclDebugLogger_t logfn);
+  ncclResult_t (*startEvent)(void* context, void** eHandle, ncclProfilerEventDescr_v4_t* eDescr);
+  ncclResult_t (*stopEvent)(void* eHandle);
+  ncclResult_t (*recordEventState)(void* eHandle, ncclProfilerEventState_t eState,
+                                   ncclProfilerEventStateArgs_v4_t* eStateArgs);
+  ncclResult_t (*finalize)(void* context);
 };
 
 struct ncclProfiler_v5_t {

@@ -245,11 +245,14 @@ int print_facts(const std::string& named) {
     return kBadMachine;
   }
   const Artifact artifact = named.empty() ? Artifact{} : read_artifact(named, machine);
+  const std::string key_file = text_of("DYNAMICCL_KEY_FILE");
+  Key key;
+  const char* key_problem = key_file.empty() ? nullptr : read_key(key_file, &key);
   // No text in the index needs an escape in JSON.
-  std::printf(
-      R"({"plugin_version": "%s", "machine": "%s", "systems": "%s", "artifact_problem": "%s"})"
-      "\n",
-      kPluginVersion, machine.c_str(), artifact.systems.c_str(), artifact.problem.c_str());
+  std::printf(R"({"machine": "%s", "systems": "%s", "artifact_problem": "%s", "key_problem": "%s"})"
+              "\n",
+              machine.c_str(), artifact.systems.c_str(), artifact.problem.c_str(),
+              key_problem != nullptr ? key_problem : "");
   return artifact.problem.empty() ? 0 : kBadArtifact;
 }
 

@@ -20,7 +20,6 @@ void set_brain(const std::string& command) { setenv("DYNAMICCL_BRAIN", command.c
 
 std::string printed(const std::string& text) { return "read -r q; printf '" + text + "\\n'; cat"; }
 
-/// Answers the first question with its process's number.
 const std::string kTellingPid = "read -r q; printf '%s, \"error\": \"%s\"}\\n' \"${q%%,*}\" $$; ";
 
 /// Why it gives no table; empty where it gives the good one.
@@ -49,7 +48,6 @@ void good_and_bad_answers() {
       {number + ", \"error\": \"\"}", "it gives no reason"},
       {"", none},
       {"GET / HTTP/1.1", none},
-      {"[1]", none},
       {number, none},
       {number + "} {}", none},
       {number + "}\\n{}", none},
@@ -65,7 +63,6 @@ void good_and_bad_answers() {
       {number + ", \"error\": \"x\"" + kTableField + "}", none},
       {number + ", \"error\": \"x", none},
       {number + ", \"error\": \"\\\\\"}", none},
-      {"{}", "it answers another question"},
       {"{\"number\": 2}", "it answers another question"},
   };
   for (const auto& [line, why] : cases) {
@@ -77,7 +74,6 @@ void good_and_bad_answers() {
   CHECK(why_not("yes | tr -d '\\n'") == none);
 }
 
-/// The longest question that exists.
 void full_history() {
   BrainQuestion question = {std::string(4'096, '"'), "box", 1, 8, kTable, {}, 1};
   const TimedCall call = {(std::uint64_t{1} << 62) - 1, 1e16 / 3, 1e16 / 3, kNVLSTree, kSimple, 64};
@@ -123,7 +119,7 @@ bool is_gone(pid_t process) {
   return false;
 }
 
-/// The question is for another one, and nothing stays that it has started.
+/// Nothing stays that it has started.
 void died_while_idle() {
   BrainProcess brain({20'000, 20'000, 100'000});
   set_brain("sleep 1000 & " + kTellingPid + "cat > /dev/null");
@@ -175,6 +171,7 @@ void does_not_end() {
     CHECK(std::stoi(why_not(&brain)) > 0);
     _exit(g_failures);
   }
+  close(told[1]);  // else a read would wait for ever, should the worker end early
   pid_t pid = 0;
   int status = 1;
   CHECK(read(told[0], &pid, sizeof pid) == sizeof pid);
@@ -214,6 +211,7 @@ void leaves_nothing() {
     CHECK(write(ends[1], told, sizeof told) == sizeof told);
     raise(SIGKILL);
   }
+  close(ends[1]);
   for (int* told : {&child, &brain_itself}) CHECK(read(ends[0], told, sizeof *told) == 4);
   waitpid(worker, nullptr, 0);
   CHECK(is_gone(brain_itself) && is_gone(child));
@@ -243,7 +241,9 @@ void forgotten_question() {
 }  // namespace
 
 int main() {
+  alarm(100);  // a test that hangs fails
   for (int descriptor = 3; descriptor < 1'024; ++descriptor) close(descriptor);
+  dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), 0);
   for (auto* test : {good_and_bad_answers, full_history, slow_and_dead, slow_start, pauses,
                      died_while_idle, does_not_end, leaves_nothing, forgotten_question}) {
     test();

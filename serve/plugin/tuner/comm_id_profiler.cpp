@@ -1,6 +1,6 @@
 // A profiler without events: NCCL 2.27 passes a communicator's id to profilers only, just before
 // the tuner's `init` and on its thread. The event mask stays empty, so NCCL creates no events.
-#include "nccl/profiler_v4.h"
+#include "nccl/profiler_abi.h"
 #include "tuner/init.h"
 
 extern "C" DYNAMICCL_EXPORT const ncclProfiler_v4_t ncclProfiler_v4;

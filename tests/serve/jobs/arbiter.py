@@ -47,6 +47,8 @@ class Arbiter:
         leader: Mapping[str, str] | None = None,
     ) -> None:
         self._program = program
+        #: The process with which it ends.
+        self.ends_with = os.getpid()
         self._variables = dict(leader or {}) | {
             "DYNAMICCL_JOB": job,
             "DYNAMICCL_KEY": KEY,
@@ -56,7 +58,7 @@ class Arbiter:
 
     def __enter__(self) -> Self:
         started = subprocess.run(
-            [*self._program, "0", str(os.getpid())],
+            [*self._program, "0", str(self.ends_with)],
             env=clean_environment() | self._variables,
             stdout=subprocess.PIPE,
             text=True,

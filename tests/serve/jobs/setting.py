@@ -1,8 +1,6 @@
 """The surroundings of a job under the plugin: artifacts, machine, environment."""
 
-import hashlib
 import os
-import platform
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl.nccl import Algorithm, Config, Protocol
-from dynamiccl.serve.table import MAX_BINS, DecisionTable, relative_path
+from tests.serve.abi import prepared_environment, write_bare_artifact
+from tests.serve.tables import uniform
 
 SYSTEM: Final = "test-system"
 #: Two decisions that NCCL has for every collective, and that its own choice rarely is.
@@ -49,22 +48,9 @@ def shapes_of(num_ranks: int, num_nodes: int = 1) -> list[tuple[int, int]]:
 
 def write_artifact(directory: Path, config: Config, shapes: Iterable[tuple[int, int]]) -> Path:
     """An artifact that decides `config` for everything, on every release of NCCL."""
-    lines = ["dynamiccl-index\t1"]
-    manifest = f'{{"artifact_version": 1, "test": "{config}"}}\n'
-    directory.mkdir(parents=True)
-    (directory / "manifest.json").write_text(manifest)
-    lines.append("artifact\t" + hashlib.sha256(manifest.encode()).hexdigest())
-    lines += [f"system\t{SYSTEM}\t" + fingerprint(code) for code in CODES]
-    for num_nodes, num_ranks in shapes:
-        table = DecisionTable.from_configs(
-            [[config] * MAX_BINS] * 5, num_nodes=num_nodes, num_ranks=num_ranks
-        )
-        path = directory / relative_path(SYSTEM, num_nodes, num_ranks)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(table.to_bytes())
-        digest = hashlib.sha256(table.to_bytes()).hexdigest()
-        lines.append(f"table\t{SYSTEM}\t{num_nodes}\t{num_ranks}\t{digest}")
-    (directory / "plugin.index").write_text("\n".join(lines) + "\n")
+    tables = [uniform(config, *shape) for shape in shapes]
+    machines = {fingerprint(code): SYSTEM for code in CODES}
+    write_bare_artifact(directory, SYSTEM, *tables, machines=machines)
     return directory
 
 
@@ -88,14 +74,9 @@ def write_machine(root: Path) -> Path:
 
 def prepared(artifact: Path) -> dict[str, str]:
     """What dynamiccl-run says of an artifact and of this machine."""
-    index = (artifact / "plugin.index").read_bytes()
-    return {
+    return prepared_environment(artifact, SYSTEM, *CODES) | {
         "DYNAMICCL_ARTIFACT": str(artifact),
-        "DYNAMICCL_HOST": platform.node(),
         "DYNAMICCL_MACHINE": fingerprint(0).removesuffix(";nccl=0"),
-        "DYNAMICCL_SYSTEMS": " ".join(f"{code}={SYSTEM}" for code in CODES),
-        "DYNAMICCL_TABLES": str(artifact / "tables"),
-        "DYNAMICCL_INDEX": hashlib.sha256(index).hexdigest()[:16],
         "DYNAMICCL_KILL_FILE": str(artifact / "kill"),
     }
 

@@ -3,8 +3,6 @@
 The plugin here does on purpose what it is told, right or wrong.
 """
 
-import pytest
-
 from dynamiccl.nccl import Protocol
 from tests.serve.jobs.conftest import Player
 from tests.serve.jobs.play import ALL, at, on_rank
@@ -12,12 +10,15 @@ from tests.serve.jobs.play import ALL, at, on_rank
 ACTS = {"WILFUL_ACT_FROM": "100"}
 
 
-def test_ranks_that_act_alike_are_sound(play_wilful: Player) -> None:
+def test_ranks_that_act_alike_are_sound_and_what_differs_is_found(play_wilful: Player) -> None:
     played = play_wilful(environment=ACTS, ranks=4, comms=4, threads=2)
     assert played.is_sound, played
     assert [len(comm.ranks) for comm in played.communicators] == [4, 2, 2, 2, 2, 2, 2]
     assert all(comm.first_acted == 100 for comm in played.communicators)
     assert played.switches == 7  # from NCCL's own choice, once for each
+    played = play_wilful(*on_rank(1, {"WILFUL_CHANNELS": "5"}), environment=ACTS, ranks=2)
+    assert played.disagreements > 100
+    assert played.acted_unevenly == 0
 
 
 def test_one_rank_a_call_late_is_one_disagreement(play_wilful: Player) -> None:
@@ -29,45 +30,28 @@ def test_one_rank_a_call_late_is_one_disagreement(play_wilful: Player) -> None:
     assert (answers[2]["protocol"], answers[2]["num_channels"]) != (Protocol.LL, 3)
 
 
-def test_a_difference_in_channels_alone_is_found(play_wilful: Player) -> None:
-    played = play_wilful(*on_rank(1, {"WILFUL_CHANNELS": "5"}), environment=ACTS, ranks=2)
-    assert played.disagreements > 100
-    assert played.acted_unevenly == 0
+def test_what_nccl_does_not_survive_is_found(play_wilful: Player) -> None:
+    for name, value, complaint in (
+        ("CELL", "20", "wrote into the unavailable cell 20"),
+        ("CHANNELS", "65", "asked for 65 channels"),
+        ("CHANNELS", "-1", "asked for -1 channels"),
+        ("LOG_FROM_THREAD", "1", "logged from a thread of its own"),
+    ):
+        wilful = ACTS | {f"WILFUL_{name}": value}
+        played = play_wilful(environment=wilful, ranks=2, release="2.30", calls=300)
+        assert any(complaint in text for text in played.ranks[0].violations)
 
 
-@pytest.mark.parametrize(
-    ("settings", "complaint"),
-    [
-        ({"WILFUL_CELL": "20"}, "wrote into the unavailable cell 20"),
-        ({"WILFUL_CHANNELS": "65"}, "asked for 65 channels"),
-        ({"WILFUL_CHANNELS": "-1"}, "asked for -1 channels"),
-        ({"WILFUL_LOG_FROM_THREAD": "1"}, "logged from a thread of its own"),
-    ],
-)
-def test_what_nccl_does_not_survive_is_found(
-    settings: dict[str, str], complaint: str, play_wilful: Player
+def test_a_group_that_one_rank_simulates_or_captures_is_asked_about_as_by_nccl(
+    play_wilful: Player,
 ) -> None:
-    played = play_wilful(environment=ACTS | settings, ranks=2, release="2.30", calls=300)
-    assert played.violations
-    assert any(complaint in text for text in played.ranks[0].violations)
-
-
-def test_a_simulated_group_asks_and_runs_nothing(play_wilful: Player) -> None:
-    played = play_wilful(*at(50, "simulate=8", rank=1), environment={}, ranks=4)
-    assert played.is_sound, played
-    assert 0 < played.ranks[1].asked - played.ranks[0].asked <= 8
+    """This plugin counts, and agrees on nothing."""
     shifted = play_wilful(*at(50, "simulate=8", rank=1), environment=ACTS, ranks=4)
-    assert 0 < shifted.disagreements <= 8  # this plugin counts, and agrees on nothing
-
-
-def test_a_captured_group_asks_once(play_wilful: Player) -> None:
-    played = play_wilful(*at(100, "capture=5,20", rank=1), environment={}, ranks=4)
-    assert played.is_sound, played
-    assert sum(comm.replayed for comm in played.communicators) >= 100
-    assert played.ranks[0].asked - played.ranks[1].asked >= 95
+    assert 0 < shifted.disagreements <= 8
     both = play_wilful(*at(100, "capture=5,20", rank=ALL), environment=ACTS, ranks=4)
     assert both.is_sound, both
     assert both.ranks[0].asked == both.ranks[1].asked < both.calls
+    assert sum(comm.replayed for comm in both.communicators) >= 100
 
 
 def test_a_job_that_hangs_is_ended(play_wilful: Player) -> None:

@@ -1,7 +1,9 @@
 """The leader of mode adaptive, in the arbiter's worker: what it proposes at stops, and why."""
 
 import os
+import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -15,6 +17,7 @@ from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.plugin_index import PluginIndex
 from tests.serve.brains import FIRST_BIN, NUM_BINS, HintPolicy, make_artifact
 from tests.serve.jobs.conftest import Adaptive
+from tests.serve.jobs.disturbing import arbiter_of
 from tests.serve.jobs.play import at
 from tests.serve.jobs.setting import GPU, Setting, fingerprint
 from tests.serve.jobs.test_stops import JOB, assert_undisturbed
@@ -81,36 +84,27 @@ def test_a_new_artifact_acts_at_the_next_stop(play_adaptive: Adaptive, four_rank
     assert [comm.switches for comm in played.communicators] == [1] * 5
 
 
-def spoil_table(artifact: Path) -> None:
-    for path in artifact.rglob("*.dct"):
-        path.write_bytes(path.read_bytes()[:-1] + b"\0")
-
-
-def spoil_index(artifact: Path) -> None:
-    (artifact / "plugin.index").write_text("dynamiccl-index\t99\n")
-
-
-def rename(artifact: Path) -> None:
-    """The system's name is another machine's now."""
+def spoil(artifact: Path, what: str) -> None:
     index = artifact / "plugin.index"
-    index.write_text(index.read_text().replace(GPU, "NVIDIA Other GPU"))
-
-
-def empty(artifact: Path) -> None:
-    for path in artifact.rglob("*"):
-        if path.is_file():
+    if what == "a table":
+        for path in artifact.rglob("*.dct"):
+            path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    elif what == "format":
+        index.write_text("dynamiccl-index\t99\n")
+    elif what == "machine":  # the system's name is another one's now
+        index.write_text(index.read_text().replace(GPU, "NVIDIA Other GPU"))
+    elif what == "nothing":
+        for path in artifact.rglob("*.*"):
             path.unlink()
+    else:
+        index.chmod(0o666)
 
 
-def open_to_all(artifact: Path) -> None:
-    (artifact / "plugin.index").chmod(0o666)
-
-
-@pytest.mark.parametrize("spoil", [spoil_table, spoil_index, rename, empty, open_to_all])
+@pytest.mark.parametrize("what", ["a table", "format", "machine", "nothing", "open to all"])
 def test_a_bad_artifact_is_refused_and_the_old_one_stays(
-    spoil: Any, play_adaptive: Adaptive, four_ranks: Setting
+    what: str, play_adaptive: Adaptive, four_ranks: Setting
 ) -> None:
-    spoil(four_ranks.other_artifact)
+    spoil(four_ranks.other_artifact, what)
     played = play_adaptive(four_ranks, *at(1000, swap(four_ranks)), leader=NO_PROBES, **JOB)
     assert_undisturbed(played)
     assert (played.acted, played.switches) == (played.calls, 0)
@@ -276,8 +270,35 @@ def test_a_brain_that_goes_leaves_the_table_in_force_and_ends_with_the_arbiter(
     assert played.asked_longest_ms < 1000
     started = pid.read_text().split()
     assert (len(started) > 1) == (signal == "KILL")  # the next question has another one
-    until = time.monotonic() + 10
-    while Path("/proc", started[-1]).exists():
+    wait_until(lambda: not Path("/proc", started[-1]).exists())
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_an_arbiter_ends_with_its_job_once_a_brain_was_asked(
+    thinks: bool, play_adaptive: Adaptive, four_ranks: Setting
+) -> None:
+    """Its worker has a thread that waits for a question, or minutes for an answer."""
+    pid = four_ranks.root / "pid"
+    brain = f"echo $$ > {pid}; exec cat > /dev/null" if thinks else counting(four_ranks.root, ONE)
+    leader = THINKING | {"DYNAMICCL_BRAIN": brain}
+    arbiter = arbiter_of(play_adaptive.directory, four_ranks, **leader)
+    with subprocess.Popen(["sleep", "600"]) as launcher:
+        arbiter.ends_with = launcher.pid
+        with arbiter:
+            played = play_adaptive.under(
+                arbiter.port, four_ranks, environment=SAMPLED, **TIMED | {"calls": 3000}
+            )
+            assert_undisturbed(played)
+            assert ("the brain's" in played.log) != thinks
+            launcher.kill()
+            launcher.wait()
+            wait_until(lambda: not arbiter.processes(), limit_s=3)
+    wait_until(lambda: not Path("/proc", pid.read_text().strip()).exists())
+
+
+def wait_until(is_so: Callable[[], bool], limit_s: float = 10) -> None:
+    until = time.monotonic() + limit_s
+    while not is_so():
         assert time.monotonic() < until
         time.sleep(0.01)
 

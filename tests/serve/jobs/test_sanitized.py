@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from dynamiccl.libraries import TUNER_NAME
-from dynamiccl.serve.build import SANITIZERS
 from tests.conftest import Soak
-from tests.plugin_build import TUNER_TARGET
+from tests.plugin_build import SANITIZERS, TUNER_TARGET
 from tests.serve.jobs.arbiter import Arbiter
 from tests.serve.jobs.conftest import Adaptive, Inits, player_of
 from tests.serve.jobs.play import assert_never_split, play

@@ -155,6 +155,8 @@ SHORT_LIMIT: Final = {"DYNAMICCL_TEST_LIMIT_MS": "1000"}
         (UNREAD, {}, {}, {"release": "2.31", "comms": 3}),
         ("DYNAMICCL_ARBITER is not set", {}, {}, {"ranks": 8, "nodes": 2}),
         ("NCCL_COMM_ID is set", {"NCCL_COMM_ID": "127.0.0.1:1"}, {}, {}),
+        # When a communicator is made.
+        ("a kill file is there", {"DYNAMICCL_KILL_FILE": "/dev/null"}, {}, {}),
         (LATE, SHORT_LIMIT, NO_PLUGIN, {}),
         (LATE, SHORT_LIMIT, {"DYNAMICCL_DISABLE": "1"}, {}),
     ],
@@ -174,26 +176,38 @@ def test_all_abstain(
 
 
 #: Words of a line of the log -> what one rank's environment is.
-DIFFERENCES: Final[dict[str, Callable[[Setting], Mapping[str, str | None]]]] = {
-    "artifact": lambda s: prepared(s.other_artifact),
-    "table": lambda s: {"DYNAMICCL_TABLES": str(s.other_artifact / "tables")},
-    "machine": lambda _: {"DYNAMICCL_MACHINE": "gpu=NVIDIA Strange GPU*8;mig=0;nic=none*0"},
-    "has no table": lambda s: {"DYNAMICCL_TABLES": str(s.root)},
-    "no artifact is installed": lambda _: {"DYNAMICCL_PROBLEM": "no artifact is installed"},
-    "through dynamiccl-run": lambda _: {"DYNAMICCL_HOST": "another"},
+DIFFERENCES: Final[dict[str, Callable[[Setting, Path], Mapping[str, str | None]]]] = {
+    "artifact": lambda s, _: prepared(s.other_artifact),
+    "table": lambda s, _: {"DYNAMICCL_TABLES": str(s.other_artifact / "tables")},
+    "machine": lambda *_: {"DYNAMICCL_MACHINE": "gpu=NVIDIA Strange GPU*8;mig=0;nic=none*0"},
+    "has no table": lambda s, _: {"DYNAMICCL_TABLES": str(s.root)},
+    "no artifact is installed": lambda *_: {"DYNAMICCL_PROBLEM": "no artifact is installed"},
+    "through dynamiccl-run": lambda *_: {"DYNAMICCL_HOST": "another"},
+    # Where a table's cell would beat symmetric kernels that a tuner is not shown.
+    "NCCL_ENQUEUE_REARCH_ENABLE is set": lambda *_: {"NCCL_ENQUEUE_REARCH_ENABLE": "1"},
+    # Else this one would run what the vendor says, and the others what NCCL says.
+    "vendor's tuner": lambda _, build: {
+        "NCCL_TUNER_PLUGIN": str(build / VENDOR_NAME),
+        "DYNAMICCL_NEXT_TUNER": str(build / "libwilful_v6.so"),
+    },
 }
 
 
 @pytest.mark.parametrize("difference", DIFFERENCES)
 @pytest.mark.parametrize("by_arbiter", [False, True], ids=["word", "arbiter"])
 def test_one_rank_that_differs_makes_all_abstain_at_once_and_a_line_names_it(
-    difference: str, by_arbiter: bool, play_tuner: Player, four_ranks: Setting, arbiter: Start
+    difference: str,
+    by_arbiter: bool,
+    play_tuner: Player,
+    four_ranks: Setting,
+    arbiter: Start,
+    job_build_dir: Path,
 ) -> None:
     environment = four_ranks.environment()
     if by_arbiter:
         environment = four_ranks.by_arbiter(arbiter(four_ranks).address)
     played = play_tuner(
-        *on_rank(2, DIFFERENCES[difference](four_ranks)),
+        *on_rank(2, DIFFERENCES[difference](four_ranks, job_build_dir)),
         environment=environment,
         comms=2,
         **SHORT,
@@ -216,40 +230,12 @@ def test_a_rank_without_the_key_can_make_all_abstain(
     assert (played.is_sound, played.acted) == (True, 0), played
 
 
-def test_a_kill_file_counts_when_a_communicator_is_made(
-    play_tuner: Player, four_ranks: Setting
-) -> None:
-    (four_ranks.artifact / "kill").touch()
-    played = play_tuner(environment=four_ranks.environment(), **SHORT)
-    assert played.is_sound, played
-    assert played.acted == 0
-    assert "a kill file is there" in played.log
-
-
-def test_the_new_enqueue_of_one_rank_makes_all_abstain(
-    play_tuner: Player, four_ranks: Setting
-) -> None:
-    """Where a table's cell would beat symmetric kernels that a tuner is not shown."""
-    for value, acts in (("0", True), ("1", False)):
-        played = play_tuner(
-            *on_rank(2, {"NCCL_ENQUEUE_REARCH_ENABLE": value}),
-            environment=four_ranks.environment(),
-            **SHORT,
-        )
-        assert played.is_sound, played
-        assert (played.acted > 0) == acts
-        assert ("NCCL_ENQUEUE_REARCH_ENABLE is set" in played.log) != acts
-
-
 def test_questions_about_symmetric_kernels_are_left_alone(
     play_tuner: Player, four_ranks: Setting
 ) -> None:
     """A cell would start such a kernel on buffers that are not registered."""
-    played = play_tuner(
-        *every(50, "symmetric=4", rank=ALL),
-        environment=four_ranks.environment(),
-        **SHORT,
-    )
+    environment = four_ranks.environment() | {"NCCL_ENQUEUE_REARCH_ENABLE": "0"}
+    played = play_tuner(*every(50, "symmetric=4", rank=ALL), environment=environment, **SHORT)
     assert_table_from_call_0(played)
 
 

@@ -10,8 +10,9 @@ from typing import Final
 from dynamiccl.nccl import Algorithm, Config, Protocol
 from dynamiccl.serve.artifact import Artifact, open_artifact
 from dynamiccl.serve.brain import POLICIES, Brain, answers
-from dynamiccl.serve.table import MAX_BINS, DecisionTable
+from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import BrainConfig, History
+from tests.serve.tables import uniform
 
 #: As long as it may be in /bin/sh: the number of a question, and fields beside it.
 _ANSWER: Final = r"sed -un 's/^{\(\"number\": [0-9]*\),.*/{\1%s}/p'".replace(r"\"", '"')
@@ -41,13 +42,8 @@ def answering(fields: str = "") -> str:
     return _ANSWER % fields
 
 
-def table_field(config: Config, num_ranks: int = 4) -> str:
-    return f', "table": "{_table(config, num_ranks)}"'
-
-
-def _table(config: Config, num_ranks: int) -> str:
-    table = DecisionTable.from_configs([[config] * MAX_BINS] * 5, num_nodes=1, num_ranks=num_ranks)
-    return table.to_bytes().hex()
+def table_field(config: Config, num_ranks: int = 4, num_nodes: int = 1) -> str:
+    return f', "table": "{uniform(config, num_nodes, num_ranks).to_bytes().hex()}"'
 
 
 ONE, OTHER = Config(Algorithm.Ring, Protocol.Simple, 4), Config(Algorithm.Ring, Protocol.LL, 2)
@@ -56,7 +52,7 @@ ONE, OTHER = Config(Algorithm.Ring, Protocol.Simple, 4), Config(Algorithm.Ring, 
 def counting(folder: Path, *configs: Config, num_ranks: int = 4) -> str:
     """A command that plays `configs` in turn, and adds its process's number to `folder`/pid."""
     (folder / "brain.py").write_text(_COUNTING)
-    tables = " ".join(_table(config, num_ranks) for config in configs)
+    tables = " ".join(uniform(each, 1, num_ranks).to_bytes().hex() for each in configs)
     return f"echo $$ >> {folder}/pid; exec {sys.executable} -S {folder}/brain.py {tables}"
 
 
