@@ -35,7 +35,7 @@ ALLOWED = {
         "serve.artifact",
     },
     # To find a policy by run id or registered name, and to show tables alike.
-    "serve": {"datasets", "train.tracking", "train.DEFAULT_TRACKING_URI", "train.commands.options"},
+    "serve": {"datasets", "train.tracking", "train.tracking_uri", "train.commands.options"},
     # What a notebook asks of all of them; nothing imports it.
     "api": {"datasets", "train", "evaluate", "serve"},
 }

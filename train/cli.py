@@ -10,13 +10,12 @@ import typer
 
 from dynamiccl import cli
 from dynamiccl.errors import Interrupted, UserError
-from dynamiccl.train import DEFAULT_TRACKING_URI
+from dynamiccl.train import tracking_uri
 from dynamiccl.train.commands.options import (
     DEFAULT_RECIPE,
     EXPERIMENT,
     Data,
     Json,
-    TrackingUri,
     folding_table,
     open_bar,
     progress_bar,
@@ -41,7 +40,7 @@ if TYPE_CHECKING:  # it imports torch, which takes seconds
 
 
 app = typer.Typer(
-    help="Train policies offline on measured data; every run is tracked in MLflow.",
+    help="Train policies offline on measured data; MLFLOW_TRACKING_URI names the store of runs.",
     **cli.APPLICATION,
 )
 
@@ -102,7 +101,6 @@ def fit_command(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting.")
     ] = None,
-    tracking_uri: TrackingUri = DEFAULT_TRACKING_URI,
     seed: Annotated[
         int | None, typer.Option(help="Seed of weights and batches.", min=0, show_default="0")
     ] = None,
@@ -138,24 +136,23 @@ def fit_command(
         from dynamiccl.train import fit as fitting
         from dynamiccl.train import tracking
 
-    name = resume or chosen.name
+    name, uri = resume or chosen.name, tracking_uri()
     # What is fitted in one go has no steps that lines could tell of.
     in_one_go = chosen.algorithm in CAUTIOUS and not stderr.is_terminal
     telling = cli.working(f"{name}: fitting") if in_one_go else nullcontext()
     try:
         with telling, progress_bar(name) as show:
-            how: dict[str, Any] = {"tracking_uri": tracking_uri, "progress": show, "ray": ray}
+            how: dict[str, Any] = {"tracking_uri": uri, "progress": show, "ray": ray}
             if resume is not None:
                 summary = fitting.resume(data, resume, **how)
             else:
                 summary = fitting.fit(data, chosen, experiment=EXPERIMENT, seed=seed or 0, **how)
     except tracking.RunInterrupted as stopped:
         again = f"dynamiccl-train fit --data {data} --resume {stopped.run_id}"
-        store = "" if tracking_uri == DEFAULT_TRACKING_URI else f" --tracking-uri {tracking_uri}"
-        raise Interrupted(f"run {stopped.run_id} is kept; go on with: {again}{store}") from None
+        raise Interrupted(f"run {stopped.run_id} is kept; go on with: {again}") from None
     except KeyboardInterrupt:
         raise Interrupted("no run was begun; give the same command again") from None
-    version = tracking.register(tracking_uri, summary.run_id, tracking.CANDIDATE)
+    version = tracking.register(uri, summary.run_id, tracking.CANDIDATE)
     if as_json:
         cli.print_json(asdict(summary))
         return
@@ -168,7 +165,7 @@ def fit_command(
         f"rows in no task: {left_out_text(summary.left_out)}\n"
         f"files: {summary.run_directory}\n"
         f"registered as models:/{tracking.MODEL_NAME}@{tracking.CANDIDATE} (version {version})\n"
-        f"compare runs with: {tracking.ui_hint(tracking_uri, summary.run_id)}",
+        f"compare runs with: {tracking.ui_hint(uri, summary.run_id)}",
     )
 
 
@@ -198,7 +195,6 @@ def trigger_command(
     false_alarms_per_1e5: Annotated[
         float, typer.Option("--false-alarms-per-1e5", help="False alarms in 100,000 quiet calls.")
     ] = 0.5,
-    tracking_uri: TrackingUri = DEFAULT_TRACKING_URI,
     seed: Annotated[int, typer.Option(help="Seed of weights and streams.", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
@@ -223,7 +219,7 @@ def trigger_command(
             data,
             false_alarms_per_1e5,
             experiment=EXPERIMENT,
-            tracking_uri=tracking_uri,
+            tracking_uri=tracking_uri(),
             seed=seed,
             progress=show,
         )
@@ -236,10 +232,10 @@ def trigger_command(
     if as_json:
         cli.print_json(asdict(summary))
         return
-    _show_trigger(summary, tracking_uri)
+    _show_trigger(summary, tracking_uri())
 
 
-def _show_trigger(summary: "TriggerSummary", tracking_uri: str) -> None:
+def _show_trigger(summary: "TriggerSummary", uri: str) -> None:
     facts, counts = summary.facts, summary.facts.counts
     thresholds = ", ".join(f"{key}: {value:.1f}" for key, value in facts.thresholds.items())
     found = ", ".join(
@@ -259,7 +255,7 @@ def _show_trigger(summary: "TriggerSummary", tracking_uri: str) -> None:
         f"{facts.level_error:.3f})\n"
         f"files: {summary.run_directory}\n"
         f"next: dynamiccl-deploy export RUN --trigger {summary.run_id} --out DIR\n"
-        f"compare runs with: mlflow ui --backend-store-uri {tracking_uri}",
+        f"compare runs with: mlflow ui --backend-store-uri {uri}",
     )
 
 
@@ -272,7 +268,6 @@ def promote_command(
     force: Annotated[
         bool, typer.Option("--force", help="Take a policy that no gate let through.")
     ] = False,
-    tracking_uri: TrackingUri = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
     """Make a gated policy the champion: the registered version that jobs are to run.
@@ -282,7 +277,7 @@ def promote_command(
     cli.configure_logging(verbose=False)
     from dynamiccl.train import tracking
 
-    found = tracking.promote(run, tracking_uri, gated=gated, force=force)
+    found = tracking.promote(run, tracking_uri(), gated=gated, force=force)
     if as_json:
         cli.print_json(asdict(found))
         return

@@ -136,7 +136,7 @@ def check_there(tracking_uri: str, named: str) -> None:
     if path is not None and not path.exists():
         fix = (
             f"'{named}' is no directory, so it is looked for there: give a directory, name the "
-            "store with --tracking-uri, or work where the runs were tracked"
+            "store in MLFLOW_TRACKING_URI, or work where the runs were tracked"
         )
         raise MissingPath("MLflow store", path, fix)
 
@@ -153,7 +153,7 @@ def check_writable(tracking_uri: str) -> None:
         if not os.access(each, os.W_OK):
             raise MachineError(
                 f"the MLflow store {path} cannot be written: {each.absolute()} is read-only here; "
-                "work in another directory, or name another store with --tracking-uri"
+                "work in another directory, or name another store in MLFLOW_TRACKING_URI"
             )
 
 
@@ -355,11 +355,9 @@ def _store(tracking_uri: str) -> Iterator[Any]:
     #   GIT_PYTHON_REFRESH  set to quiet where it is not set: no warning without git.
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     try:
-        # MLflow keeps stores by their address: a relative one would stay in the first directory.
-        address = absolute_uri(tracking_uri)
-        mlflow.set_tracking_uri(address)
         with uninterrupted():  # it makes the database
-            client = MlflowClient(address)
+            # Stores are kept by address: a relative one would stay in the first directory.
+            client = MlflowClient(absolute_uri(tracking_uri))
         yield _Shielded(client)
     except MlflowException as error:
         said = str(error.message).partition("\n")[0]
@@ -368,8 +366,8 @@ def _store(tracking_uri: str) -> Iterator[Any]:
                 f"'{tracking_uri}' does not hold it: {said}; {_list_runs(tracking_uri)}"
             ) from error
         raise UserError(
-            f"cannot track in '{tracking_uri}': {said}; use {DEFAULT_TRACKING_URI} or the "
-            "http address of an MLflow server"
+            f"cannot track in '{tracking_uri}': {said}; let MLFLOW_TRACKING_URI be "
+            f"{DEFAULT_TRACKING_URI} or the http address of an MLflow server"
         ) from error
 
 
@@ -431,11 +429,12 @@ def _list_runs(tracking_uri: str) -> str:
 
 def read_text(tracking_uri: str, run_id: str, name: str) -> str | None:
     """A text among a run's artifacts; None without it. Raises UserError for a run that is not."""
-    run = reopen_run(tracking_uri, run_id)
+    check_there(tracking_uri, run_id)
     with _store(tracking_uri) as client:
         if name not in {entry.path for entry in client.list_artifacts(run_id)}:
             return None
-        return str(mlflow.artifacts.load_text(f"{run.artifact_uri}/{name}"))
+        with TemporaryDirectory() as folder:
+            return Path(client.download_artifacts(run_id, name, folder)).read_text("utf-8")
 
 
 def register(tracking_uri: str, run_id: str, alias: str, *, folder: str = POLICY_FOLDER) -> str:
@@ -474,9 +473,7 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
         with _store(tracking_uri) as client:
             uri = f"runs:/{_id_of(client, run_or_folder)}/{POLICY_FOLDER}"
     try:
-        address = absolute_uri(tracking_uri)
-        mlflow.set_tracking_uri(address)
-        into = mkdtemp(dir=_downloads().name)
+        into, address = mkdtemp(dir=_downloads().name), absolute_uri(tracking_uri)
         local = mlflow.artifacts.download_artifacts(uri, dst_path=into, tracking_uri=address)
     except MlflowException as error:
         raise MissingPath(
@@ -522,7 +519,7 @@ def find_run(named: str, tracking_uri: str) -> str | None:
         if not found or kind == "runs":
             run_id = path.partition("/")[0] if found else _id_of(client, named)
         else:
-            version = get_model_name_and_version(MlflowClient(), named)
+            version = get_model_name_and_version(MlflowClient(absolute_uri(tracking_uri)), named)
             run_id = client.get_model_version(*version).run_id
         return str(client.get_run(run_id).info.run_id)
 

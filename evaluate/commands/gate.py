@@ -9,8 +9,8 @@ import typer
 from dynamiccl import cli
 from dynamiccl.datasets.options import Hidden, MaxChannels, Objective, SlackShare, SmPrice
 from dynamiccl.errors import MissingPath, UserError
-from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, RunStore, stderr
+from dynamiccl.train import tracking_uri
+from dynamiccl.train.commands.options import Json, stderr
 
 if TYPE_CHECKING:
     from dynamiccl.evaluate.gate.gate import Gated
@@ -60,7 +60,6 @@ def gate_command(
     max_channels: MaxChannels = None,
     objective: Objective = "call",
     sm_price: SmPrice = 0.0,
-    tracking_uri: RunStore = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
     """Allow bins where fresh runs show a gain over NCCL's default; all others abstain.
@@ -75,7 +74,7 @@ def gate_command(
     """
     from dynamiccl.evaluate.page import tell
 
-    asked = policy, tracking_uri, slack, hidden, max_channels, objective, sm_price
+    asked = policy, tracking_uri(), slack, hidden, max_channels, objective, sm_price
     if plan is not None:
         if sweep is None or known is None:
             missing = "--sweep SWEEP.toml" if sweep is None else "--known DATA"

@@ -23,14 +23,13 @@ from tests.stores import new_store
 
 
 def test_run_is_tracked_with_what_made_it(trained: Trained) -> None:
-    mlflow.set_tracking_uri(trained.tracking_uri)
-    run = mlflow.get_run(trained.run_id)
+    client = mlflow.MlflowClient(trained.tracking_uri)
+    run = client.get_run(trained.run_id)
     assert run.info.status == "FINISHED"
     assert run.data.params["name"] == "ddqn-dueling"
     assert run.data.params["seed"] == "0"
     assert run.data.tags["data_hash"] == content_hash(trained.data)
     assert len(run.data.tags["git_commit"].removesuffix("+dirty")) in {40, len("unknown")}
-    client = mlflow.MlflowClient(trained.tracking_uri)
     history = client.get_metric_history(trained.run_id, "validation_regret")
     assert [m.step for m in history] == list(range(100, 901, 100))
     losses = [m.value for m in client.get_metric_history(trained.run_id, "loss")]
@@ -48,8 +47,7 @@ def test_run_directory_holds_checkpoints_plots_and_policy(trained: Trained) -> N
 
 
 def test_learned_policy_beats_the_default_on_validation(trained: Trained) -> None:
-    mlflow.set_tracking_uri(trained.tracking_uri)
-    metrics = mlflow.get_run(trained.run_id).data.metrics
+    metrics = mlflow.MlflowClient(trained.tracking_uri).get_run(trained.run_id).data.metrics
     assert metrics["best_validation_regret"] < metrics["default_validation_regret"] / 2
 
 

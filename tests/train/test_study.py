@@ -210,9 +210,11 @@ def test_an_interrupt_that_a_library_swallowed_stops_at_the_next_epoch(
 
 def started(how: str, study: optuna.Study, uri: str, *more: str) -> subprocess.Popen[bytes]:
     """`dynamiccl-train study`, as a process."""
-    words = ["study", how, study.study_name, "--tracking-uri", uri, *more]
+    words = ["study", how, study.study_name, *more]
     command = [sys.executable, "-P", "-m", "dynamiccl.train.cli", *words]
-    return subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    return subprocess.Popen(
+        command, env=os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": uri}
+    )
 
 
 def wait_for(condition: Callable[[], object], process: subprocess.Popen[bytes]) -> None:

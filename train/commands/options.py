@@ -80,8 +80,6 @@ DEFAULT_RECIPE: Final = "ddqn-dueling"
 EXPERIMENT: Final = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "dynamiccl"
 Data = Annotated[Path, typer.Option(help="Data directory of dynamiccl-collect.")]
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
-TrackingUri = Annotated[str, typer.Option(help="MLflow store.")]
-RunStore = Annotated[str, typer.Option(help="MLflow store that holds the run ids.")]
 stdout = Console()
 stderr = Console(stderr=True)
 

@@ -16,12 +16,11 @@ from rich.table import Table
 
 from dynamiccl import cli
 from dynamiccl.errors import DataError, MachineError, UserError
-from dynamiccl.train import DEFAULT_TRACKING_URI
+from dynamiccl.train import tracking_uri
 from dynamiccl.train.commands.options import (
     DEFAULT_RECIPE,
     EXPERIMENT,
     Json,
-    TrackingUri,
     folding_table,
     stderr,
     stdout,
@@ -70,7 +69,6 @@ def study_command(
             show_default="processors",
         ),
     ] = None,
-    tracking_uri: TrackingUri = DEFAULT_TRACKING_URI,
     resume: Annotated[
         str | None,
         typer.Option(metavar="STUDY_ID", help="Go on with a study: failed trials, and the table."),
@@ -96,12 +94,12 @@ def study_command(
     if join is not None:
         if jobs is not None or as_json:
             raise UserError("--join is one worker, without --jobs and --json: start several")
-        _work(join, tracking_uri)
+        _work(join)
         return
     from dynamiccl.datasets.store import part_paths
     from dynamiccl.train.tracking import absolute_uri
 
-    uri = absolute_uri(tracking_uri)
+    uri = absolute_uri(tracking_uri())
     with cli.working("loading PyTorch and MLflow"):
         from dynamiccl.train import study as studies
     if data is not None:
@@ -126,11 +124,10 @@ def study_command(
     ended = _run_workers(study, uri, os.cpu_count() or 1 if jobs is None else jobs)
     summary, failures = studies.end_study(study, uri)
     failures += [f"a worker ended with {code}" for code in ended if code not in _TOLD]
-    store = "" if tracking_uri == DEFAULT_TRACKING_URI else f" --tracking-uri {uri}"
-    _show(summary, failures, store, as_json=as_json)
+    _show(summary, failures, as_json=as_json)
 
 
-def _work(run_id: str, tracking_uri: str) -> None:
+def _work(run_id: str) -> None:
     """Be a worker, to the end of the study.
 
     Failures and an interrupt are told on stdout: `_run_workers`, which gives it none, tells them.
@@ -154,7 +151,7 @@ def _work(run_id: str, tracking_uri: str) -> None:
         from dynamiccl.train.study import open_study, work
         from dynamiccl.train.tracking import absolute_uri
 
-        uri = absolute_uri(tracking_uri)
+        uri = absolute_uri(tracking_uri())
         for line in work(open_study(run_id, uri), uri, stopped.is_set):
             tell(stderr if ": validation regret " in line else stdout, line)
     except KeyboardInterrupt:
@@ -170,9 +167,9 @@ def _tell_how_to_join(summary: "StudySummary", uri: str, *, as_json: bool) -> No
         tell(
             stderr,
             f"warning: {uri} is safe on one host alone; for workers on several run 'mlflow server' "
-            "and begin the study with --tracking-uri http://NODE:5000",
+            "and begin the study with MLFLOW_TRACKING_URI=http://NODE:5000",
         )
-    join = shlex.join([*_STUDY, "--join", summary.run_id, "--tracking-uri", uri])
+    join = _command(uri, "--join", summary.run_id)
     if as_json:
         cli.print_json({"run_id": summary.run_id, "trials": summary.trials, "join": join})
         return
@@ -182,12 +179,13 @@ def _tell_how_to_join(summary: "StudySummary", uri: str, *, as_json: bool) -> No
         f"study {summary.run_id}: {summary.trials} trials wait for workers, of any number\n"
         f"one here: {join}\n"
         f"16 on Slurm: {array} --wrap {shlex.quote(f'exec {join}')}\n"
-        f"the results: {_again(summary.run_id, uri)} --jobs 0",
+        f"the results: {_command(uri, '--resume', summary.run_id)} --jobs 0",
     )
 
 
-def _again(run_id: str, uri: str) -> str:
-    return shlex.join([*_STUDY, "--resume", run_id, "--tracking-uri", uri])
+def _command(uri: str, *words: str) -> str:
+    """The command, wherever it is given."""
+    return shlex.join(["env", f"MLFLOW_TRACKING_URI={uri}", *_STUDY, *words])
 
 
 def _run_workers(study: "Study", uri: str, jobs: int) -> list[int]:
@@ -202,14 +200,16 @@ def _run_workers(study: "Study", uri: str, jobs: int) -> list[int]:
     prctl = ctypes.CDLL(None).prctl
     workers: list[subprocess.Popen[bytes]] = []
     with cli.interruptible(
-        lambda: f"study {run_id} keeps what is done; go on with: {_again(run_id, uri)}"
+        lambda: (
+            f"study {run_id} keeps what is done; go on with: {_command(uri, '--resume', run_id)}"
+        )
     ):
         try:
             for _ in range(min(left, jobs)):
                 worker = subprocess.Popen(
-                    [*command, "--tracking-uri", uri],
+                    command,
                     stdout=subprocess.DEVNULL,
-                    env=os.environ | _ONE_THREAD,
+                    env=os.environ | _ONE_THREAD | {"MLFLOW_TRACKING_URI": uri},
                     # When we are killed it stops, as by `terminate`; no lock is taken for that.
                     preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509
                 )
@@ -221,14 +221,14 @@ def _run_workers(study: "Study", uri: str, jobs: int) -> list[int]:
                 worker.wait()
 
 
-def _show(summary: "StudySummary", failures: list[str], store: str, *, as_json: bool) -> None:
+def _show(summary: "StudySummary", failures: list[str], *, as_json: bool) -> None:
     """Print a study's result; raises DataError when trials failed or are left."""
     if as_json:
         cli.print_json(asdict(summary))
     else:
         wide_stdout().print(_study_table(summary))
         runs = " ".join(f"--policy {each.best_run}" for each in summary.settings)
-        report = f"dynamiccl-evaluate report --data {summary.data} {runs}{store} --out report"
+        report = f"dynamiccl-evaluate report --data {summary.data} {runs} --out report"
         if summary.settings:
             tell(stdout, f"their best runs, side by side on test sizes: {report}")
     for failure in failures:
