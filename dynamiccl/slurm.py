@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl.errors import MachineError, UserError
+from dynamiccl.files import replacing
 
 _log = logging.getLogger(__name__)
 
@@ -285,10 +286,8 @@ def _own(path: Path, process: str, *, take_over: bool) -> str:
             "that it is gone, add --take-over"
         )
     _log.warning("taking this sweep over from %s", owner["process"])
-    hidden = path.with_name(f".writing-{path.name}")
-    hidden.unlink(missing_ok=True)
-    _create(hidden, text)
-    hidden.replace(path)
+    with replacing(path, is_synced=True) as hidden:
+        hidden.write_text(text, encoding="utf-8")
     return text
 
 

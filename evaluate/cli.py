@@ -15,7 +15,7 @@ from dynamiccl.evaluate.commands.job import job_command
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator import workloads as simulating
 from dynamiccl.train import tracking_uri
-from dynamiccl.train.commands.options import Json, open_bar, stderr
+from dynamiccl.train.options import Json, open_bar, stderr
 
 app = typer.Typer(
     help="Score policies against NCCL's default and simple baselines on held-out sizes.",
@@ -57,7 +57,7 @@ def report_command(
     with cli.working("loading PyTorch, MLflow and the policies"):
         from dynamiccl.datasets.manifest import Manifest
         from dynamiccl.evaluate.baselines import named_policies
-        from dynamiccl.evaluate.page import tell
+        from dynamiccl.evaluate.page import show_result
         from dynamiccl.evaluate.report import by_turn, make_report, mean_over_turns
 
         named = named_policies(policy, tracking_uri())
@@ -85,7 +85,7 @@ def report_command(
     means = {} if len(turns) == 1 else mean_over_turns(reports, recipes)
     told = [report.told for report in reports]
     document = {"turns": told, "mean_over_turns": means} if means else told[0]
-    tell("report", {"reports": told, "means": means}, document, as_json=as_json)
+    show_result("report", {"reports": told, "means": means}, document, as_json=as_json)
 
 
 app.command("gate")(gate_command)
@@ -116,13 +116,13 @@ def explain_command(
         raise UserError(f"--size: {error}") from error
     wanted = Collective.parse(collective, where="--collective")
     from dynamiccl.evaluate.explain import explain
-    from dynamiccl.evaluate.page import tell
+    from dynamiccl.evaluate.page import show_result
     from dynamiccl.train.tracking import policy_directory
 
     folder = policy_directory(policy, tracking_uri())
     found = explain(folder, wanted, size_bytes, num_nodes=nodes, num_ranks=ranks, system=system)
     document = {**found, "warnings": [what for what, _ in found["warnings"]]}
-    tell("explain", found, document, as_json=as_json)
+    show_result("explain", found, document, as_json=as_json)
 
 
 @app.command("simulate")
@@ -151,7 +151,7 @@ def simulate_command(
     Example: dynamiccl-evaluate simulate --policy RUN_ID --scenario congested --out out/simulate
     """
     from dynamiccl.evaluate.baselines import named_policies
-    from dynamiccl.evaluate.page import tell
+    from dynamiccl.evaluate.page import show_result
     from dynamiccl.evaluate.simulate import Setting, simulate, to_json
     from dynamiccl.simulator.group import Group
     from dynamiccl.simulator.scenario import find_scenario
@@ -171,7 +171,7 @@ def simulate_command(
     watching = None if trigger is None else run_directory(trigger, tracking_uri())
     found = simulate(setting, folders, watching, range(seeds), out)
     shown = {**found, "path": out / "simulate.html"}
-    tell("simulate", shown, to_json(found), as_json=as_json)
+    show_result("simulate", shown, to_json(found), as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ from dynamiccl.simulator.scenario import Scenario
 from dynamiccl.simulator.systems import System
 from dynamiccl.simulator.workloads import Workload
 from dynamiccl.simulator.world import CallResults, World
-from dynamiccl.train.commands.options import open_bar
 from dynamiccl.train.environment import Course, JobCalls, Tables, Watch, delay_calls
+from dynamiccl.train.options import open_bar
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.study import student_interval
 

@@ -38,7 +38,7 @@ from dynamiccl.serve.table import DecisionTable, relative_path
 from dynamiccl.serve.this_machine import own_fingerprint
 from dynamiccl.serve.torchscript import NEAR_TIES, ScriptedPolicy, check_brain, differing_share
 from dynamiccl.train import tracking_uri
-from dynamiccl.train.commands.options import tell
+from dynamiccl.train.options import tell
 
 
 def export_artifact(

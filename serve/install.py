@@ -18,8 +18,6 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,6 +28,7 @@ import typer
 from dynamiccl import cli
 from dynamiccl.datasets.manifest import INDEX_NAME, KILL_NAME, MANIFEST_NAME
 from dynamiccl.errors import DataError, MissingPath, UserError
+from dynamiccl.files import replacing
 from dynamiccl.libraries import JOB_NAMES, TUNER_NAME, built
 from dynamiccl.serve.artifact import Artifact, open_artifact
 from dynamiccl.serve.build import BRAIN_NAME, build_plugin
@@ -167,20 +166,10 @@ def _libraries(plugin: Path | None, build_dir: Path) -> dict[str, Path]:
 
 def _put(target: Path, content: bytes, mode: int) -> Path:
     """Write via a temporary name and rename: running jobs keep the file that they have mapped."""
-    with _hidden(target) as hidden:
+    with replacing(target) as hidden:
         hidden.write_bytes(content)
         hidden.chmod(mode)
-        return hidden.replace(target)
-
-
-@contextmanager
-def _hidden(target: Path) -> Iterator[Path]:
-    """A temporary path that is removed on failure, such as a full disk."""
-    hidden = target.with_name(f".{target.name}.new")
-    try:
-        yield hidden
-    finally:
-        hidden.unlink(missing_ok=True)
+    return target
 
 
 def _ensure_key(path: Path) -> bool:
@@ -219,10 +208,9 @@ def _place(artifact: Artifact, link: Path) -> None:
     else:
         (place / KILL_NAME).unlink(missing_ok=True)
     os.utime(place)
-    with _hidden(link) as new:
-        new.unlink(missing_ok=True)
-        new.symlink_to(place.relative_to(link.parent))
-        new.replace(link)
+    with replacing(link) as hidden:
+        hidden.unlink(missing_ok=True)
+        hidden.symlink_to(place.relative_to(link.parent))
     by_age = sorted(store.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     for old in by_age[_KEPT:]:
         shutil.rmtree(old)

@@ -107,12 +107,11 @@ def load_data(
     with_calls: bool = True,
     split: str = SplitBy.SIZE,
 ) -> TrainingData:
-    """Read a data directory; raises what reading raises, and NotEnoughData.
+    """Read a data directory.
 
     `trigger` is a run directory of a Trigger, or its file: it tells the interference of calls.
-    Raises MissingPath and CorruptFile for what is none. `with_costs`: observations hold NCCL's own
-    cost model, where it is known. `with_calls`: calls of jobs make steps. `split`: what is held
-    out; raises UnknownName.
+    `with_costs`: observations hold NCCL's own cost model, where it is known. `with_calls`: calls of
+    jobs make steps. Raises what reading raises, NotEnoughData, and UnknownName for a split.
     """
     levels = None if not trigger else partial(interference_levels, Detector.load(Path(trigger)))
     everything = read(data_dir)

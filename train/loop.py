@@ -4,7 +4,6 @@ Updates come from a `Source`: gradient steps on recorded data, or actors that pl
 worlds (`online/`).
 """
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,10 +16,10 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dynamiccl.errors import CorruptFile
+from dynamiccl.files import replacing
 from dynamiccl.train.recipe import Recipe
 
-#: Version of the state format.
-STATE_VERSION: Final = 6
+STATE_VERSION: Final = 7
 
 
 class Source(ABC):
@@ -150,12 +149,9 @@ class Loop:
             "facts": facts,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        with part.open("wb") as file:
+        # To a file of ours: torch's own writer ends the process on a full disk (torch 2.13).
+        with replacing(path, is_synced=True) as hidden, hidden.open("wb") as file:
             torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a state of `read_state`; asynchronous actors do not repeat exactly."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Self, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
@@ -125,7 +125,7 @@ class Recipe:
     #: Above which interference level a Gaussian process takes what is best where calls take 1.5
     #: times as long, and below it what is best in quiet; 0: it goes by the level itself.
     level_threshold: Weight = 0.0
-    #: Where actors play (train/online/actors.py), by commas; how many there are, one a place
+    #: Where actors play (train/online/), by commas; how many there are, one a place
     #: at least; jobs of each, and rounds of an episode. `steps` are updates, of `num_steps` rounds.
     places: str = ""
     actors: Annotated[int, Field(ge=1, le=1024)] = 2
@@ -133,8 +133,6 @@ class Recipe:
     episode_rounds: Annotated[int, Field(ge=1, le=10**6)] = 50
     #: The latest decisions about a key that the critic sees, those not in force yet among them.
     seen_decisions: Annotated[int, Field(ge=0, le=64)] = 4
-    #: Whether A3C's actors share RMSProp's statistic, or each keeps its own (Mnih et al. 2016, S4).
-    shared_statistic: bool = True
     #: Run or policy directory of networks to begin with (policy.py); empty = none.
     start: str = ""
     #: How much their episodes differ: slowdowns and dwell times of the scenario by a factor of so
@@ -149,10 +147,6 @@ class Recipe:
     #: with `state_units`: a config that feels no interference tells nothing of its end. Actors
     #: draw one of these for each job, and the fastest in validation is exported; 0 = never.
     probe_every: Listed[Annotated[int, Field(ge=0, le=10**6)]] = (0,)
-    #: What actors earn: minus the time in ms (`raw`); minus time / NCCL's default in quiet, as it
-    #: is (`reference`) or at least -2 (`clipped`, as the rewards of Atari agents are); or minus its
-    #: logarithm, in which a connection of 20 ms at first use does not drown all else.
-    reward_scale: Literal["raw", "reference", "clipped", "log"] = "log"
 
     @model_validator(mode="wrap")
     @classmethod
@@ -235,17 +229,6 @@ class Recipe:
     def to_json(self) -> dict[str, Any]:
         """Plain data for logs and manifests."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`; raises UserError for a setting of another release."""
-        unknown = sorted(set(values) - {f.name for f in fields(cls)})
-        if unknown:
-            raise UserError(
-                f"recipe '{values.get('name')}' has the setting {unknown[0]}, which this release "
-                "does not have: finish the run with the release that began it, or train anew"
-            )
-        return cls(**values)
 
     def entropy_weight(self, step: int) -> float:
         """Entropy weight at gradient step 1 to `steps`: linear."""
@@ -355,8 +338,6 @@ _OURS: Final = (
     ),
 )
 RECIPES: Final[Mapping[str, Recipe]] = {each.name: each for each in _OURS}
-#: What recipes of earlier releases are called now.
-_RENAMED: Final = {"ddqn-actions": "ddqn-dueling"}
 
 
 def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
@@ -365,12 +346,6 @@ def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
     Raises UnknownName (recipe or key, with the choices) and UserError (a value of the wrong type or
     out of its bounds, or two that exclude each other).
     """
-    if name in _RENAMED:
-        new = _RENAMED[name]
-        raise UserError(
-            f"recipe '{name}' is called '{new}' now: take that, with --set use_calls=false to "
-            "have what it was"
-        )
     if name not in RECIPES and not name.endswith(".py"):
         raise UnknownName("recipe", name, [*RECIPES, "FILE.py"])
     recipe = RECIPES[name] if name in RECIPES else recipe_of_file(Path(name))

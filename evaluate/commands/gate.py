@@ -10,7 +10,7 @@ from dynamiccl import cli
 from dynamiccl.datasets.options import Hidden, MaxChannels, Objective, SlackShare, SmPrice
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import tracking_uri
-from dynamiccl.train.commands.options import Json, stderr
+from dynamiccl.train.options import Json, stderr
 
 if TYPE_CHECKING:
     from dynamiccl.evaluate.gate.gate import Gated
@@ -72,7 +72,7 @@ def gate_command(
     Example: dynamiccl-evaluate gate --policy RUN_ID --known data --sweep s.toml --plan fresh.toml
     Example: dynamiccl-evaluate gate --policy RUN_ID --data fresh --known data --out gated
     """
-    from dynamiccl.evaluate.page import tell
+    from dynamiccl.evaluate.page import show_result
 
     asked = policy, tracking_uri(), slack, hidden, max_channels, objective, sm_price
     if plan is not None:
@@ -84,14 +84,14 @@ def gate_command(
             )
         with cli.working("loading PyTorch and the policy, planning"):
             planned = _plan(plan, sweep, known, asked, q, power)
-        tell("plan", planned, planned, as_json=as_json)
+        show_result("plan", planned, planned, as_json=as_json)
         return
     if data is None or out is None:
         missing = "--data FRESH_DATA" if data is None else "--out DIR"
         raise UserError(f"{missing} is missing; or write the sweep to measure with --plan FILE")
     with cli.working("loading PyTorch and the policy, judging"):
         gated = _judge(data, out, known, asked, q)
-    tell(
+    show_result(
         "gate",
         {**gated.to_show(), "out": out, "page": out / "gate.html"},
         gated.to_json(),

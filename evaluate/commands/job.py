@@ -9,7 +9,7 @@ import typer
 from dynamiccl import cli
 from dynamiccl.datasets.options import SmPrice
 from dynamiccl.train import tracking_uri
-from dynamiccl.train.commands.options import Json
+from dynamiccl.train.options import Json
 
 
 def job_command(
@@ -49,7 +49,7 @@ def job_command(
         from dynamiccl.evaluate.job.answer import answer, policy_choice
         from dynamiccl.evaluate.job.calls import read_job
         from dynamiccl.evaluate.job.gains import Measured
-        from dynamiccl.evaluate.page import tell, write_page
+        from dynamiccl.evaluate.page import show_result, write_page
         from dynamiccl.train.policy import TorchPolicy
         from dynamiccl.train.tracking import policy_directory
 
@@ -68,4 +68,4 @@ def job_command(
         page = str(write_page(out, "job", told, {"told": told, "names": traces}))
         if told["sweep"]:
             (out / "cover.toml").write_text(told["sweep"] + "\n", encoding="utf-8")
-    tell("job", {"told": told, "page": page}, {**told, "page": page}, as_json=as_json)
+    show_result("job", {"told": told, "page": page}, {**told, "page": page}, as_json=as_json)

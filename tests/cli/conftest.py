@@ -20,7 +20,7 @@ from dynamiccl import cli
 from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import META_VERSION
 from dynamiccl.datasets.store import measurements_table
-from dynamiccl.train.commands import options
+from dynamiccl.train import options
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame
 

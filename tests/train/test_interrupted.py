@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 
 from dynamiccl import cli
 from dynamiccl.evaluate import report
-from dynamiccl.train.commands import options
+from dynamiccl.train import options
 from dynamiccl.train.study import latest_trials, open_study
 from tests.cli.in_process import run
 from tests.conftest import Trained

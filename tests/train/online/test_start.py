@@ -12,8 +12,8 @@ from dynamiccl.train.data import TrainingData
 from dynamiccl.train.fit import fit
 from dynamiccl.train.networks import SHARPNESS, ActionInputs
 from dynamiccl.train.offline import make_algorithm
-from dynamiccl.train.online.actor_critic import ActorCritic, State
-from dynamiccl.train.online.make import network_of
+from dynamiccl.train.online import network_of
+from dynamiccl.train.online.a3c import ActorCritic, State
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import make_recipe
 from tests.stores import new_store
