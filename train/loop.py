@@ -1,8 +1,4 @@
-"""The training loop of a run: updates, validation, checkpoints, save and restore.
-
-Updates come from a `Source`: gradient steps on recorded data, or actors that play in simulated
-worlds (`online/`).
-"""
+"""The training loop of a run: updates, validation, checkpoints, save and restore."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -23,7 +19,7 @@ STATE_VERSION: Final = 7
 
 
 class Source(ABC):
-    """What makes the updates of a run."""
+    """What makes the updates: gradient steps on recorded data, or actors that play (`online/`)."""
 
     #: The networks that are updated; their running average is validated and exported.
     members: nn.ModuleList
@@ -70,11 +66,7 @@ class Loop:
         recipe: Recipe,
         validate: Callable[[nn.ModuleList], dict[str, float]],
     ) -> None:
-        """`validate` gives metrics of networks.
-
-        Among them are `validation_regret` (the mean, a fraction), and where actors play
-        `validation_speedup`, by which checkpoints are chosen then.
-        """
+        """`validate` gives metrics: `validation_regret` (a fraction), of actors `_speedup` too."""
         self.step = 0
         #: Metrics at the end of each epoch, `step` among them.
         self.curves: dict[str, list[Any]] = {}
@@ -124,9 +116,8 @@ class Loop:
     def best(self) -> Checkpoint:
         """The checkpoint to export: the latest within the recipe's tolerance of the best one.
 
-        There are few validation tasks, so the very best is partly luck; later weights are better
-        trained. Of actors it is the fastest: cold validation tells little of them, and the last
-        policy may be worse than one before it.
+        There are few validation tasks, so the very best is partly luck. Of actors it is the
+        fastest: cold validation tells little of them, and the last may be worse than one before.
         """
         plays = "validation_speedup" in self.curves
         tolerance = 0.0 if plays else self._recipe.checkpoint_tolerance

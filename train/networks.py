@@ -59,7 +59,6 @@ class SizeWaves(nn.Module):
     angular: torch.Tensor
 
     def __init__(self) -> None:
-        """Make the frequencies; they are constants, not weights."""
         super().__init__()
         self.register_buffer("angular", 2.0 * torch.pi / torch.tensor(WAVE_OCTAVES))
         self.log2_size = CONTEXT_COLUMN["log2_size"]
@@ -70,24 +69,18 @@ class SizeWaves(nn.Module):
         return torch.cat([torch.sin(angle_BN), torch.cos(angle_BN)], dim=1)
 
 
-class FlatWindow(nn.Module):
-    """The window, flattened."""
+class FlatWindow(nn.Flatten):
+    """The window, flattened: (B, K x W)."""
 
     def __init__(self, window_shape: Sequence[int]) -> None:
-        """No parameters."""
         super().__init__()
         self.width = int(window_shape[0] * window_shape[1])
-
-    def forward(self, window_BKW: torch.Tensor) -> torch.Tensor:
-        """(B, K x W)."""
-        return window_BKW.flatten(1)
 
 
 class ConvolvedWindow(nn.Module):
     """Convolutions over the calls, as in Pensieve (section 5.1)."""
 
     def __init__(self, window_shape: Sequence[int]) -> None:
-        """Lay out the filters."""
         super().__init__()
         self.filters = nn.Conv1d(int(window_shape[1]), WINDOW_UNITS, FILTER_CALLS)
         self.width = WINDOW_UNITS * (int(window_shape[0]) - FILTER_CALLS + 1)
@@ -106,7 +99,6 @@ class RecurrentWindow(nn.Module):
     """
 
     def __init__(self, layer: type[nn.LSTM | nn.GRU], window_shape: Sequence[int]) -> None:
-        """Lay out the layer."""
         super().__init__()
         self.recurrent = layer(int(window_shape[1]), WINDOW_UNITS, batch_first=True)
         self.width = WINDOW_UNITS
@@ -132,7 +124,7 @@ WINDOW_ENCODERS: Final[dict[str, Callable[[Sequence[int]], Any]]] = {
 
 
 def register_window_encoder(name: str, make: Callable[[Sequence[int]], nn.Module]) -> None:
-    """Let recipes name a window encoder of one's own; registering a name anew replaces it.
+    """Let recipes name a window encoder of one's own.
 
     `make` gets the window's shape (K, W) and gives a TorchScript-able module from windows (B, K, W)
     to features (B, `width`), `width` being an attribute of it.
@@ -179,11 +171,7 @@ class Trunk(nn.Module):
         hidden_sizes: Sequence[int],
         window_encoder: str = "mlp",
     ) -> None:
-        """Lay out the layers for a (K, W) window and F context features.
-
-        Raises UnknownName for a window encoder that is not registered, and UserError for one
-        that cannot be trained and exported.
-        """
+        """Raises UnknownName for a window encoder, and UserError for one that cannot be trained."""
         super().__init__()
         if window_encoder not in WINDOW_ENCODERS:
             raise UnknownName("window encoder", window_encoder, WINDOW_ENCODERS)
@@ -220,8 +208,6 @@ _DECISION_UNITS: Final = 8
 class StatefulTrunk(nn.Module):
     """A trunk with an LSTM over the decisions about all keys of a job.
 
-    (window, context, decided, h, c) -> features (B, H + U), h, c.
-
     What a key's window cannot show, the job's other keys can: they are slowed down by the same
     network. The state steps once for each decision about a key that has new calls, with what is
     seen of it and what was decided about it last (mvfst-rl, Sivakumar et al. 2019, section 4.1;
@@ -232,7 +218,6 @@ class StatefulTrunk(nn.Module):
     """
 
     def __init__(self, trunk: Trunk, hidden_size: int, num_actions: int, units: int) -> None:
-        """Put a state of so many units behind a trunk whose features are `hidden_size` wide."""
         super().__init__()
         self.trunk = trunk
         self.decided = nn.Embedding(num_actions + 1, _DECISION_UNITS)
@@ -408,7 +393,6 @@ class ActionHead(nn.Module):
     scale: torch.Tensor
 
     def __init__(self, hidden_size: int, inputs: ActionInputs) -> None:
-        """Lay out the layers."""
         super().__init__()
         self.features = ActionFeatures(inputs.configs, inputs.cost_start)
         self.task = nn.Linear(hidden_size, UNITS)
@@ -459,10 +443,9 @@ Z_MAX: Final = 8.0
 
 
 class LogTimeHead(nn.Module):
-    """Dueling head: (hidden_BH, context_BF) -> z (B, A), of a value and advantages."""
+    """Dueling head: of a value and advantages."""
 
     def __init__(self, hidden_size: int, action_size: int) -> None:
-        """Lay out both heads."""
         super().__init__()
         self.value = nn.Linear(hidden_size, 1)
         self.advantage = nn.Linear(hidden_size, action_size)
@@ -478,7 +461,6 @@ class PlainHead(nn.Module):
     """Z of every action, without dueling."""
 
     def __init__(self, hidden_size: int, action_size: int) -> None:
-        """Lay out the layer."""
         super().__init__()
         self.layer = nn.Linear(hidden_size, action_size)
         self.sharpness = SHARPNESS
@@ -496,7 +478,6 @@ class Network(nn.Module):
     """(window_BKW, context_BF) -> z (B, A), the least being the best: a trunk and a head."""
 
     def __init__(self, trunk: Trunk | StatefulTrunk, head: Head) -> None:
-        """Put a head on a trunk."""
         super().__init__()
         # Any: what it is made of is called by methods that torch does not know of.
         self.trunk: Any = trunk
@@ -529,7 +510,7 @@ class Imitator(Network):
         action_size: int,
         actions: ActionInputs | None = None,
     ) -> None:
-        """Put a head on `trunk`; `actions` is for a head with action features."""
+        """`actions` is for a head with action features."""
         # Drawn and thrown away: without it weights would begin elsewhere than they ever did.
         nn.Linear(hidden_size, action_size)
         head: Head
@@ -577,11 +558,9 @@ def _some_observations(steps: Steps) -> Observations:
 
 def _scaling(rows: Float32Array) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and standard deviation of each column; 0 and 1 without rows."""
-    width = rows.shape[1]
-    mean, scale = np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32)
-    if len(rows):
-        mean = rows.mean(axis=0)
-        spread = rows.std(axis=0)
-        # A feature that never varies says nothing, and must not explode where it does at last.
-        scale = np.where(spread > 1e-6, spread, 1.0)
-    return torch.from_numpy(mean), torch.from_numpy(scale)
+    if not len(rows):
+        return torch.zeros(rows.shape[1]), torch.ones(rows.shape[1])
+    spread = rows.std(axis=0)
+    # A feature that never varies says nothing, and must not explode where it does at last.
+    scale = np.where(spread > 1e-6, spread, 1.0)
+    return torch.from_numpy(rows.mean(axis=0)), torch.from_numpy(scale)

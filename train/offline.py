@@ -121,7 +121,6 @@ class Loss(DiscreteQFunctionForwarder):
     """Q values of a network, and its loss: Huber in z to the target, minus entropy."""
 
     def __init__(self, network: Network, made_by: Networks) -> None:
-        """Ask the factory for the weight of the entropy."""
         self.network, self.made_by = network, made_by
 
     def compute_expected_q(self, x: Any) -> torch.Tensor:
@@ -232,7 +231,6 @@ class GradientSteps(Source):
     """Gradient steps of a d3rlpy algorithm on batches of recorded steps."""
 
     def __init__(self, algorithm: Any, batches: "Batches", recipe: Recipe) -> None:
-        """Of a built algorithm."""
         self._algorithm, self._batches, self._recipe = algorithm, batches, recipe
         self.members = algorithm.impl.q_function
 

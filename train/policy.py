@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from dynamiccl.datasets.features import CONTEXT_COLUMN, Observations
-from dynamiccl.datasets.history import WINDOW_COLUMN
+from dynamiccl.datasets.history import WINDOW_COLUMN, Float32Array
 from dynamiccl.datasets.manifest import POLICY_NAME, Manifest, find_policy_in
 from dynamiccl.errors import CorruptFile, MissingPath, UserError
 from dynamiccl.train.networks import (
@@ -54,7 +54,6 @@ class PolicyModule(nn.Module):
         *,
         is_unanimous: bool = True,
     ) -> None:
-        """Make the policy of an ensemble of trained networks, which are not copied."""
         super().__init__()
         self.members = nn.ModuleList(members)
         self.margin = float(margin)
@@ -114,7 +113,6 @@ class StatefulPolicyModule(PolicyModule):
     """
 
     def __init__(self, member: Network, margin: float, warm_margin: float) -> None:
-        """Make the policy of a trained network whose trunk is a `StatefulTrunk`."""
         super().__init__([member], margin, warm_margin, is_unanimous=False)
         trunk = member.trunk
         self.units = int(trunk.units)
@@ -186,14 +184,13 @@ def _ignored_deprecation() -> Iterator[None]:
 
 
 #: h and c of an LSTM, each (N, U).
-State = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+State = tuple[Float32Array, Float32Array]
 
 
 class TorchPolicy:
     """The TorchScript policy of a run or an artifact, and its manifest."""
 
     def __init__(self, module: torch.nn.Module, manifest: Manifest) -> None:
-        """Wrap a loaded module."""
         self._module = module
         self.manifest = manifest
 
@@ -235,9 +232,7 @@ class TorchPolicy:
             )
         return action.numpy(), (h.numpy(), c.numpy())
 
-    def values(
-        self, observations: Observations, mask: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.float32]:
+    def values(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> Float32Array:
         """(N, A) Q values; those of masked actions are far below all others."""
         return forward(self._module, observations, mask)[1]
 
@@ -262,7 +257,7 @@ class TorchPolicy:
 
 def forward(
     module: torch.nn.Module, observations: Observations, mask: npt.NDArray[np.bool_]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+) -> tuple[npt.NDArray[np.int64], Float32Array]:
     """Actions (N,) and Q values (N, A) of a policy module."""
     with torch.no_grad():
         action, q = module(
@@ -281,10 +276,9 @@ def begin_with(networks: Iterable[Network], path: Path) -> None:
     """Initialise trunks and heads with the weights of the first network of a policy.
 
     A Q network predicts z = ln(time / reference), and an actor's logits are -z by its head's
-    sharpness: so weights can be copied from one to the other, and what one prefers the other
-    prefers. Relevant differences in z are of the order of 0.01, for which a softmax is nearly
-    uniform: so an actor that begins with a Q network has its sharpness, and a Q network that begins
-    with an actor has its z scaled down.
+    sharpness: what one prefers the other prefers. Relevant differences in z are of the order of
+    0.01, for which a softmax is nearly uniform: so an actor that begins with a Q network has its
+    sharpness, and a Q network that begins with an actor has its z scaled down.
 
     Raises MissingPath without a policy, CorruptFile, and UserError for a policy of another form.
     """

@@ -18,14 +18,13 @@ from dynamiccl.errors import MissingPath
 from dynamiccl.nccl import Collective
 from dynamiccl.sizes import size_bin
 from dynamiccl.train.data import load_data
-from dynamiccl.train.fit import fit, resume
+from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy, save_script
 from dynamiccl.train.recipe import make_recipe
 from dynamiccl.train.trigger.module import TriggerModule
 from tests.calls import call, calls_table
 from tests.data_sets import SYSTEM
 from tests.stores import new_store
-from tests.train.runs import broken_run
 
 SIZE = 1 << 24
 GROUP = {"num_ranks": 32, "num_nodes": 4, "ranks_per_node": 8, "system": SYSTEM}
@@ -103,24 +102,6 @@ def test_calls_that_are_left_out_change_nothing(with_calls: Path, data_dir: Path
     [none] = load_data(data_dir, 0).sources(recipe)
     for name in ("action", "reward"):
         assert np.array_equal(getattr(left_out, name), getattr(none, name))
-
-
-@pytest.mark.soak
-def test_a_run_with_calls_goes_on_where_it_was_killed(with_calls: Path, tmp_path: Path) -> None:
-    uri = new_store(tmp_path)
-    settings = ["steps=40", "steps_per_epoch=10", "hidden_sizes=16", "num_members=2"]
-    recipe = make_recipe("drqn-lstm", settings)
-
-    broken = broken_run(with_calls, uri, recipe, at=20)
-    resume(with_calls, broken, tracking_uri=uri)
-    whole = fit(with_calls, recipe, experiment="x", tracking_uri=uri, seed=0)
-    client = MlflowClient(uri)
-    curves = [
-        [metric.value for metric in client.get_metric_history(run_id, "loss")]
-        for run_id in (broken, whole.run_id)
-    ]
-    assert curves[0] == curves[1]
-    assert len(curves[0]) == 4
 
 
 @pytest.fixture(name="trigger")

@@ -106,9 +106,8 @@ class Pilot:
     """Validation by playing: one episode in each place of some actors.
 
     Validation on data is cold, and tells nothing about choices that depend on the state of a job;
-    the actors' own speedup is that of policies that explore, in worlds that differ from episode to
-    episode. Here the policy plays as it is deployed, by its most likely actions, in each place as
-    it stands, in episodes that are the same each time: so checkpoints can be compared.
+    the actors' own speedup is of policies that explore, in worlds that differ. Here the policy
+    plays as it is deployed, by its most likely actions, in the same episodes each time.
     """
 
     def __init__(self, actors: Sequence[ActorSettings], make: Callable[[], ActorCritic]) -> None:
@@ -157,15 +156,11 @@ def make_loop(
     pilot, margin = Pilot(orders, make), recipe.abstain_margins[0]
 
     def validate(members: nn.ModuleList) -> dict[str, float]:
-        regret = data.validation_regret(
-            cast(Iterable[Network], members), margin, is_unanimous=False
-        )
+        networks = cast(Iterable[Network], members)
+        regret = data.validation_regret(networks, margin, is_unanimous=False)
         speedup, probe_every = pilot.play(cast(Imitator, members[0]))
-        return {
-            "validation_regret": regret,
-            "validation_speedup": speedup,
-            "probe_every": probe_every,
-        }
+        told = {"validation_regret": regret, "validation_speedup": speedup}
+        return told | {"probe_every": probe_every}
 
     if recipe.algorithm == "A3C":
         return Loop(ActorLearners(shared, orders, make), recipe, validate)

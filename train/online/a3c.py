@@ -74,7 +74,6 @@ class ActorCritic(nn.Module):
     """(Seen, State) -> log probabilities, values, State; see `forward`."""
 
     def __init__(self, actor: Imitator, hidden_size: int, num_actions: int, decisions: int) -> None:
-        """Put a critic beside an actor whose features are `hidden_size` wide."""
         super().__init__()
         self.actor = actor
         self.decision = nn.Embedding(num_actions + 1, _DECISION_UNITS)
@@ -148,29 +147,20 @@ class Player:
     """Plays N jobs, one episode after the other."""
 
     def __init__(
-        self,
-        env: DecisionEnv,
-        state_units: int,
-        recipe: Recipe,
-        seed: int,
-        *,
-        is_greedy: bool = False,
+        self, env: DecisionEnv, units: int, recipe: Recipe, seed: int, *, is_greedy: bool = False
     ) -> None:
-        """Start an episode. `is_greedy`: take the most likely actions instead of drawing them."""
-        self.env, self.recipe, self._units = env, recipe, state_units
-        self._is_greedy = is_greedy
+        """`units`: of the state. `is_greedy`: take the most likely actions, and draw none."""
+        self.env, self.recipe, self._units, self._is_greedy = env, recipe, units, is_greedy
         self.random = torch.Generator().manual_seed(seed)
         self._draw_probes = np.random.default_rng(seed)
-        # Actors explore by different amounts (Mnih et al. 2016, section 4: "explicitly use
-        # different exploration policies in each actor-learner"); the paper draws epsilons, we a
-        # factor of the entropy.
+        # Actors explore by different amounts (Mnih et al. 2016, section 4); the paper draws
+        # epsilons, we a factor of the entropy.
         self.curiosity = float(np.random.default_rng(seed).uniform(0.5, 2.0))
         self._begin(seed)
 
     def _begin(self, seed: int | None) -> None:
         jobs = self.env.num_envs
-        self.seen = _rows(self.env.reset(seed))
-        self.state = State.new(jobs, self._units)
+        self.seen, self.state = _rows(self.env.reset(seed)), State.new(jobs, self._units)
         #: (N,) decisions of each job from probe to probe, 0 = none, and how many since the last.
         self.probe_every = torch.from_numpy(self._draw_probes.choice(self.recipe.probe_every, jobs))
         self._since_N = torch.zeros(jobs, dtype=torch.int64)
@@ -196,19 +186,9 @@ class Player:
             default_us += float(info["default_us"].sum())
         if self.env.is_over:
             self._begin(None)
-        action, log_probability, is_probe, reward, calls = map(torch.stack, zip(*made, strict=True))
-        return Trajectory(
-            seen=Seen(*map(torch.cat, zip(*rows, strict=True))),
-            state=begin,
-            action=action,
-            log_probability=log_probability,
-            is_probe=is_probe,
-            reward=reward,
-            calls=calls,
-            true_us=true_us,
-            default_us=default_us,
-            curiosity=self.curiosity,
-        )
+        seen = Seen(*map(torch.cat, zip(*rows, strict=True)))
+        parts = map(torch.stack, zip(*made, strict=True))
+        return Trajectory(seen, begin, *parts, true_us, default_us, self.curiosity)
 
     def _probe(self) -> torch.Tensor:
         """(R,) whose turn it is to be left to NCCL; counts as the policy module's `step` does."""
@@ -258,11 +238,8 @@ class ActorSettings:
     def env(self) -> DecisionEnv:
         """The environment of this actor."""
         recipe = self.recipe
-        rounds = Rounds.of(
-            self.world,
-            episode_rounds=recipe.episode_rounds,
-            seen_decisions=recipe.seen_decisions,
-        )
+        lengths = {name: getattr(recipe, name) for name in ("episode_rounds", "seen_decisions")}
+        rounds = Rounds.of(self.world, **lengths)
         watch = None if not recipe.trigger else partial(Detector.load, Path(recipe.trigger))
         variation = Variation(recipe.vary, recipe.vary_times)
         return DecisionEnv(self.world, self.tables, recipe.jobs, rounds, watch, variation)
@@ -278,10 +255,7 @@ class Playing(Source):
     """The updates of a network by actors that play."""
 
     def __init__(self, network: ActorCritic, squares: list[torch.Tensor], actors: Any) -> None:
-        """`squares` is the optimizer's statistic, one tensor for each parameter.
-
-        `actors` are ActorProcesses, or as these.
-        """
+        """`squares`: the optimizer's statistic, by parameter. `actors`: processes, or as these."""
         self.network, self.squares, self.actors = network, squares, actors
         self.members = nn.ModuleList([network.actor])
         #: Calls that were played, and seconds of all parts of the run before this one.
@@ -335,10 +309,9 @@ class ActorProcesses:
         *shared: Any,
         room: int = 0,
     ) -> None:
-        """Start no process yet.
+        """Each has a network of its own by `make`, and what they `shared`.
 
-        Each has a network of its own by `make`, and what they share. `room`: items that wait at
-        most, beyond which `put` raises queue.Full; 0 = any number.
+        `room`: items that wait at most, beyond which `put` raises queue.Full; 0 = any number.
         """
         self._orders, self._play, self._make, self._shared = orders, play, make, shared
         self._made: Any = CONTEXT.Queue(room)
@@ -353,10 +326,7 @@ class ActorProcesses:
             self._processes.append(process)
 
     def next(self) -> Any:
-        """The next item from any actor. Raises UserError when an actor died.
-
-        The others may still run, but the dead one's world would be missing from the training.
-        """
+        """The next item of any actor; raises UserError when one died: its world is missing."""
         while True:
             dead = [p for p in self._processes if not p.is_alive() and p.exitcode]
             if dead:
@@ -385,7 +355,6 @@ def _run(
     own: ActorCritic,
     *shared: Any,
 ) -> None:
-    """The main function of an actor process: runs until done, or its parent is gone."""
 
     def put(item: object) -> None:
         # As bytes: torch would send each tensor as an open file.
@@ -456,7 +425,6 @@ class SharedRmsProp:
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Start with zero statistics, in shared memory."""
         self.parameters = list(parameters)
         self.squares = [torch.zeros_like(each).share_memory_() for each in self.parameters]  # type: ignore[no-untyped-call]
 

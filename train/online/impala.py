@@ -43,10 +43,9 @@ class Learner(Playing):
     """The updates of one learner on trajectories of actors."""
 
     def __init__(self, network: ActorCritic, actors: Any, recipe: Recipe) -> None:
-        """Keep the network, whose weights the actors use.
+        """`actors` play with the network's weights: processes here, or a Ray cluster's.
 
-        `actors` have `start`, `close` and `next`, which waits for a trajectory and also tells the
-        calls played for it, dropped ones included: processes here, or a Ray cluster's.
+        Their `next` waits for a trajectory and the calls played for it, dropped ones included.
         """
         self._optimizer = SharedRmsProp(list(network.parameters()))
         super().__init__(network, self._optimizer.squares, actors)
@@ -100,10 +99,7 @@ class Learner(Playing):
 def local_actors(
     network: ActorCritic, orders: Sequence[ActorSettings], make: Callable[[], ActorCritic]
 ) -> ActorProcesses:
-    """Actors as local processes, which read the learner's weights in shared memory.
-
-    `make` makes the network of an actor.
-    """
+    """Actors as local processes, which read the learner's weights in shared memory."""
     room = _WAITING * len(orders)
     return ActorProcesses(orders, _play, make, network.share_memory(), room=room)
 
@@ -115,7 +111,6 @@ def _play(
     own: ActorCritic,
     shared: ActorCritic,
 ) -> None:
-    """An actor process."""
     calls = 0
     while not is_orphan():
         own.load_state_dict(shared.state_dict())
@@ -137,9 +132,7 @@ def vtrace(
     rho_most: float,
     c_most: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """V-trace: off-policy corrected targets (section 4.1) of values, and advantages of actions.
-
-    Both are (T, R).
+    """V-trace (section 4.1): corrected targets of values (T, R), and advantages of actions (T, R).
 
     `log_ratio_TR` is ln pi(a) / mu(a) of the actions that were taken, `value_SR` (T + 1, R) has the
     value after the last.
@@ -176,8 +169,7 @@ _PATIENCE_S: Final = 300.0
 _PAUSE_S: Final = 1.0
 #: Where Ray itself looks for a cluster: RAY_ADDRESS, then one that was started on this machine.
 AUTO: Final = "auto"
-#: Seconds in which a head that is there takes a connection, and in which its cluster is joined (a
-#: second or two is usual).
+#: Seconds in which a head takes a connection, and in which its cluster is joined (1 to 2 usually).
 _ANSWER_S: Final = 10.0
 _JOIN_S: Final = 30.0
 _JOIN: Final = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, logging_level='error')"
