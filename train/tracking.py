@@ -422,7 +422,8 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
             uri = f"runs:/{_id_of(client, run_or_folder)}/{POLICY_FOLDER}"
     try:
         into, address = mkdtemp(dir=_downloads().name), absolute_uri(tracking_uri)
-        local = mlflow.artifacts.download_artifacts(uri, dst_path=into, tracking_uri=address)
+        stores = {"tracking_uri": address, "registry_uri": address}
+        local = mlflow.artifacts.download_artifacts(uri, dst_path=into, **stores)
     except MlflowException as error:
         fix = f"'{tracking_uri}' does not hold it either; {_list_runs(tracking_uri)}"
         raise MissingPath(f"policy of run '{run_or_folder}'", folder, fix) from error
