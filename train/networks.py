@@ -372,9 +372,6 @@ class ActionFeatures(nn.Module):
 UNITS: Final = 64
 #: ln of a time over that of NCCL's choice that is never the least.
 _WORST: Final = 8.0
-#: Sharpness of a head of times, from z to log odds: a config that is predicted to be 3 % slower is
-#: taken 1 / e times as often. An actor's own head has log odds, and a sharpness of 1.
-SHARPNESS: Final = 1.0 / 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +398,6 @@ class ActionHead(nn.Module):
         self.out = nn.Linear(UNITS, 1)
         self.value = nn.Linear(hidden_size, 1)
         self.uses_cost = inputs.uses_cost
-        self.sharpness = SHARPNESS
         self.log_cost = LOG_COST
         self.cost_known = COST_KNOWN
         self.worst = _WORST
@@ -449,7 +445,6 @@ class LogTimeHead(nn.Module):
         super().__init__()
         self.value = nn.Linear(hidden_size, 1)
         self.advantage = nn.Linear(hidden_size, action_size)
-        self.sharpness = SHARPNESS
 
     def forward(self, hidden_BH: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """Z (B, A): predicted log of time over reference."""
@@ -463,7 +458,6 @@ class PlainHead(nn.Module):
     def __init__(self, hidden_size: int, action_size: int) -> None:
         super().__init__()
         self.layer = nn.Linear(hidden_size, action_size)
-        self.sharpness = SHARPNESS
 
     def forward(self, hidden_BH: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """Z (B, A)."""
@@ -518,14 +512,13 @@ class Imitator(Network):
             head = ActionHead(hidden_size, actions)
         else:
             head = PlainHead(hidden_size, action_size)
-        head.sharpness = 1.0
         super().__init__(trunk, head)
 
     def logits(
         self, hidden_BH: torch.Tensor, context_BF: torch.Tensor, mask_BA: torch.Tensor
     ) -> torch.Tensor:
         """Logits (B, A), those of masked actions at MASKED_Q."""
-        z_BA = self.head.sharpness * self.head(hidden_BH, context_BF)
+        z_BA = self.head(hidden_BH, context_BF)
         return -z_BA.masked_fill(mask_BA < 0.5, -MASKED_Q)  # type: ignore[no-any-return]
 
 

@@ -48,7 +48,6 @@ from dynamiccl.train.networks import (
     Trunk,
     set_scaling,
 )
-from dynamiccl.train.policy import begin_with
 from dynamiccl.train.recipe import Recipe, recipe_of_file
 
 if find_spec("gym_notices") is not None:
@@ -222,8 +221,6 @@ def make_algorithm(recipe: Recipe, *sources: Steps, actions: ActionInputs | None
     modules = algorithm.impl.modules
     networks = [*modules.q_funcs, *modules.targ_q_funcs]
     set_scaling(networks, sources)
-    if recipe.start:
-        begin_with(networks, Path(recipe.start))
     return algorithm
 
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +17,12 @@ from torch import nn
 
 from dynamiccl.datasets.features import CONTEXT_COLUMN, Observations
 from dynamiccl.datasets.history import WINDOW_COLUMN, Float32Array
-from dynamiccl.datasets.manifest import POLICY_NAME, Manifest, find_policy_in
-from dynamiccl.errors import CorruptFile, MissingPath, UserError
+from dynamiccl.datasets.manifest import POLICY_NAME, Manifest
+from dynamiccl.errors import CorruptFile
 from dynamiccl.train.networks import (
     MASKED_Q,
-    SHARPNESS,
     Z_MAX,
     Z_MIN,
-    ActionHead,
-    Imitator,
-    LogTimeHead,
     Network,
 )
 
@@ -266,58 +262,3 @@ def forward(
             torch.from_numpy(mask.astype(np.float32)),
         )
     return action.numpy(), q.numpy()
-
-
-#: In a policy module: the first network of the ensemble.
-_MEMBER: Final = "members.0."
-
-
-def begin_with(networks: Iterable[Network], path: Path) -> None:
-    """Initialise trunks and heads with the weights of the first network of a policy.
-
-    A Q network predicts z = ln(time / reference), and an actor's logits are -z by its head's
-    sharpness: what one prefers the other prefers. Relevant differences in z are of the order of
-    0.01, for which a softmax is nearly uniform: so an actor that begins with a Q network has its
-    sharpness, and a Q network that begins with an actor has its z scaled down.
-
-    Raises MissingPath without a policy, CorruptFile, and UserError for a policy of another form.
-    """
-    folder = find_policy_in(path)
-    if folder is None:
-        raise MissingPath("policy", path, "give --set start= the directory of a run of networks")
-    module = load_script(folder / POLICY_NAME)
-    weights = {
-        name.removeprefix(_MEMBER): value
-        for name, value in module.state_dict().items()
-        if name.startswith(_MEMBER)
-    }
-    for network in networks:
-        try:
-            network.load_state_dict(weights)
-        except RuntimeError as error:
-            said = str(error).splitlines()[1].strip()
-            raise UserError(
-                f"the policy at {path} has networks of another form ({said}): it must have been "
-                "trained on the same data with the same hidden_sizes, window_encoder, "
-                "action_inputs and state_units"
-            ) from error
-        theirs = getattr(module.members, "0").head
-        sharpness = float(theirs.sharpness)
-        if isinstance(network.head, ActionHead):
-            network.head.uses_cost = bool(theirs.uses_cost)
-        if isinstance(network, Imitator):
-            network.head.sharpness = sharpness
-        else:
-            _scale(network, sharpness / SHARPNESS)
-
-
-def _scale(network: Network, factor: float) -> None:
-    """Multiply differences of z by a factor; what NCCL's costs say of a time stays."""
-    head = network.head
-    if isinstance(head, ActionHead):
-        layer = head.out
-    else:
-        layer = head.advantage if isinstance(head, LogTimeHead) else head.layer
-    with torch.no_grad():
-        layer.weight.mul_(factor)
-        layer.bias.mul_(factor)

@@ -133,8 +133,6 @@ class Recipe:
     episode_rounds: Annotated[int, Field(ge=1, le=10**6)] = 50
     #: The latest decisions about a key that the critic sees, those not in force yet among them.
     seen_decisions: Annotated[int, Field(ge=0, le=64)] = 4
-    #: Run or policy directory of networks to begin with (policy.py); empty = none.
-    start: str = ""
     #: How much their episodes differ: slowdowns and dwell times of the scenario by a factor of so
     #: much at most; times of each algorithm and protocol by so much, as ln (environment.py).
     vary: Annotated[float, Field(ge=1, le=100)] = 1.4
@@ -203,16 +201,6 @@ class Recipe:
                 self.state_units > 0 and self.algorithm not in ONLINE,
                 f"state_units={self.state_units} is for algorithms that play, and {algorithm} is "
                 f"{self.algorithm}: leave it out, or take 'a3c-lstm'",
-            ),
-            (
-                bool(self.start) and self.algorithm in CAUTIOUS,
-                f"start={self.start} is for networks, and {algorithm} is {self.algorithm}: leave "
-                "it out, or take 'ddqn-dueling' or 'a3c-lstm'",
-            ),
-            (
-                bool(self.start) and self.num_members > 1,
-                f"start={self.start} with num_members={self.num_members}: all would begin, and "
-                "remain, the same; --set num_members=1",
             ),
             (
                 self.lambda_congestion > 0.0 and not self.trigger,

@@ -46,8 +46,6 @@ def test_every_setting_has_a_meaning() -> None:
         ("a3c", ["probe_every=24"], "probe_every=24 counts in the state of a job"),
         ("a3c-lstm", ["seen_decisions=0"], "seen_decisions=0 with state_units"),
         ("cql", ["state_units=8"], "state_units=8 is for algorithms that play"),
-        ("gaussian-process", ["start=run"], "start=run is for networks"),
-        ("cql", ["start=run"], "start=run with num_members=3: .*--set num_members=1"),
         ("ddqn-dueling", ["dueling=false"], "dueling=false .*--set action_inputs=false"),
         ("cql", ["split=rows"], "unknown split 'rows' .*shape:1.*choose from size, shape"),
     ],

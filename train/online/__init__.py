@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, Final, Self, cast
 
 import gymnasium
@@ -37,7 +36,6 @@ from dynamiccl.train.networks import (
 )
 from dynamiccl.train.online.a3c import ActorCritic, ActorLearners, ActorSettings, Player
 from dynamiccl.train.online.impala import Learner, RayActors, local_actors
-from dynamiccl.train.policy import begin_with
 from dynamiccl.train.recipe import Recipe
 
 _log = logging.getLogger(__name__)
@@ -170,7 +168,7 @@ def make_loop(
 
 
 def network_of(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCritic:
-    """The untrained network of a recipe; raises as `begin_with`."""
+    """The untrained network of a recipe."""
     steps = data.training.steps
     window, context, _ = steps.shapes
     trunk: Any = Trunk(window, context[0], recipe.hidden_sizes, recipe.window_encoder)
@@ -181,8 +179,6 @@ def network_of(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorC
         width = trunk.width
     imitator = Imitator(trunk, width, actions, inputs if recipe.action_inputs else None)
     set_scaling([imitator], data.sources(recipe))
-    if recipe.start:
-        begin_with([imitator], Path(recipe.start))
     return ActorCritic(imitator, width, actions, recipe.seen_decisions)
 
 
