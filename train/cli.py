@@ -50,7 +50,6 @@ if TYPE_CHECKING:  # it imports torch, which takes seconds
     from dynamiccl.train.trigger.fit import TriggerSummary
 
 
-_STUDY: Final = ("dynamiccl-train", "study")
 #: Two threads on a busy core spin against each other: trials side by side take one each.
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 #: Exit codes of workers that are done, or have told why not.
@@ -380,9 +379,8 @@ def _join(run_id: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         from dynamiccl.train.study import open_study, work
-        from dynamiccl.train.tracking import absolute_uri
 
-        uri = absolute_uri(tracking_uri())
+        uri = tracking_uri()
         for line, is_failure in work(open_study(run_id, uri), uri, stopped.is_set):
             tell(stdout if is_failure else stderr, line)
     except KeyboardInterrupt:
@@ -415,7 +413,7 @@ def _tell_how_to_join(summary: "StudySummary", uri: str, *, as_json: bool) -> No
 
 def _command(uri: str, *words: str) -> str:
     """The command, wherever it is given."""
-    return shlex.join(["env", f"MLFLOW_TRACKING_URI={uri}", *_STUDY, *words])
+    return shlex.join(["env", f"MLFLOW_TRACKING_URI={uri}", "dynamiccl-train", "study", *words])
 
 
 def _run_workers(study: "Study", uri: str, jobs: int) -> list[int]:
@@ -427,11 +425,8 @@ def _run_workers(study: "Study", uri: str, jobs: int) -> list[int]:
     tell(stderr, f"study {run_id}: {left} of {summary.trials} trials to run")
     command = [sys.executable, "-P", "-m", "dynamiccl.train.cli", "study", "--join", run_id]
     workers: list[subprocess.Popen[bytes]] = []
-    with cli.interruptible(
-        lambda: (
-            f"study {run_id} keeps what is done; go on with: {_command(uri, '--resume', run_id)}"
-        )
-    ):
+    again = _command(uri, "--resume", run_id)
+    with cli.interruptible(lambda: f"study {run_id} keeps what is done; go on with: {again}"):
         try:
             for _ in range(min(left, jobs)):
                 worker = subprocess.Popen(

@@ -41,7 +41,7 @@ from dynamiccl.train.policy import PolicyModule, StatefulPolicyModule, forward, 
 from dynamiccl.train.recipe import CAUTIOUS, ONLINE, Recipe
 from dynamiccl.train.trigger.detector import copy_trigger
 
-#: Called after each epoch with the steps done, their total, and the epoch's metrics.
+#: After each epoch: the steps done, their total, and the epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
 
 #: From which a killed run resumes; removed when it finishes.

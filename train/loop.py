@@ -68,8 +68,8 @@ class Loop:
     ) -> None:
         """`validate` gives metrics: `validation_regret` (a fraction), of actors `_speedup` too."""
         self.step = 0
-        #: Metrics at the end of each epoch, `step` among them.
-        self.curves: dict[str, list[Any]] = {}
+        #: Metrics of the latest epoch.
+        self.latest: dict[str, float] = {}
         self.source, self._recipe, self._validate = source, recipe, validate
         self._checkpoints: list[Checkpoint] = []
         decay = get_ema_multi_avg_fn(recipe.average_decay)  # type: ignore[no-untyped-call]
@@ -80,11 +80,6 @@ class Loop:
     def is_over(self) -> bool:
         """Whether all steps are done."""
         return self.step >= self._recipe.steps
-
-    @property
-    def latest(self) -> dict[str, float]:
-        """Metrics of the latest epoch."""
-        return {name: values[-1] for name, values in self.curves.items() if name != "step"}
 
     def run_epoch(self) -> None:
         """Make the updates up to the next validation, and validate; actors go on meanwhile.
@@ -102,8 +97,7 @@ class Loop:
             self._averaged.update_parameters(self.source.members)
         values = {name: float(np.mean([each[name] for each in made])) for name in made[0]}
         values |= self._validate(cast(nn.ModuleList, self._averaged.module))
-        for name, value in {"step": self.step, **values, **self.source.metrics}.items():
-            self.curves.setdefault(name, []).append(value)
+        self.latest = values | self.source.metrics
         # Only of the second half: the learning rate has come down, and actors explore less.
         if self.step * 2 > self._recipe.steps:
             score = -values.get("validation_speedup", -values["validation_regret"])
@@ -119,7 +113,7 @@ class Loop:
         There are few validation tasks, so the very best is partly luck. Of actors it is the
         fastest: cold validation tells little of them, and the last may be worse than one before.
         """
-        plays = "validation_speedup" in self.curves
+        plays = "validation_speedup" in self.latest
         tolerance = 0.0 if plays else self._recipe.checkpoint_tolerance
         best = min(each.score for each in self._checkpoints)
         return [each for each in self._checkpoints if each.score <= best + tolerance][-1]
@@ -133,7 +127,7 @@ class Loop:
         state = {
             "version": STATE_VERSION,
             "step": self.step,
-            "curves": self.curves,
+            "latest": self.latest,
             "checkpoints": [asdict(checkpoint) for checkpoint in self._checkpoints],
             "averaged": self._averaged.state_dict(),
             "source": self.source.state(),
@@ -149,7 +143,7 @@ class Loop:
         self.source.restore(state["source"])
         self._averaged.load_state_dict(state["averaged"])
         self._checkpoints = [Checkpoint(**checkpoint) for checkpoint in state["checkpoints"]]
-        self.curves, self.step = state["curves"], state["step"]
+        self.latest, self.step = state["latest"], state["step"]
 
 
 def read_state(path: Path) -> dict[str, Any]:

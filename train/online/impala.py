@@ -50,18 +50,11 @@ class Learner(Playing):
         self._optimizer = SharedRmsProp(list(network.parameters()))
         super().__init__(network, self._optimizer.squares, actors)
         self._recipe = recipe
-        #: Seconds of all updates, and the part not spent waiting for trajectories.
-        self.wall_s = self.busy_s = 0.0
 
     def update(self, step: int) -> dict[str, float]:
         """Wait for a trajectory, and update on it; raises UserError when an actor died."""
-        began = time.monotonic()
         played, calls = self.actors.next()
-        ready = time.monotonic()
-        found = self.learn(played, step)
-        self.busy_s += time.monotonic() - ready
-        self.wall_s += time.monotonic() - began
-        return self.made(found, played.speedup, calls)
+        return self.made(self.learn(played, step), played.speedup, calls)
 
     def learn(self, played: Trajectory, number: int) -> float:
         """One update on one trajectory; returns its loss."""
@@ -89,11 +82,6 @@ class Learner(Playing):
         )
         descend(total, self.network, self._optimizer, recipe, number)
         return float(total.detach())
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Also the fraction of time that the learner computes."""
-        return super().metrics | {"learner_utilisation": self.busy_s / max(self.wall_s, 1e-9)}
 
 
 def local_actors(

@@ -133,7 +133,7 @@ def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(
     assert not multiprocessing.active_children()
     path = next(tmp_path.rglob("state.pt"))
     state = read_state(path)
-    assert state["curves"]["step"] == [4]
+    assert state["step"] == 4
     assert any(square.any() for square in state["source"]["squares"])
 
     told: list[tuple[int, dict[str, float]]] = []
@@ -145,14 +145,12 @@ def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(
     )
     [(step, metrics)] = told
     assert step == done.steps == 8
-    assert state["curves"]["simulated_calls"][0] < metrics["simulated_calls"]
+    assert state["latest"]["simulated_calls"] < metrics["simulated_calls"]
     assert min(metrics[each] for each in ("speedup", "validation_speedup", "train_wall_s")) > 0
     assert metrics["probe_every"] == 5 * bool(units)
     if name == "a3c":
         # Of updates of three rounds or less, of 192 calls of two jobs.
         assert metrics["simulated_calls"] <= 8 * 3 * 192 * 2
-    else:
-        assert 0 < metrics["learner_utilisation"] <= 1
     folder = Path(done.run_directory)
     policy = TorchPolicy.load(folder / "policy")
     assert policy.state_units == units
