@@ -49,9 +49,9 @@ def with_calls(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return data
 
 
-def chosen(policy: TorchPolicy, data: Path, *, with_costs: bool = False) -> str:
+def chosen(policy: TorchPolicy, data: Path) -> str:
     """The config for a job that has seen the congested network, of the two that were tried."""
-    steps = load_data(data, 0, with_costs=with_costs).sequences
+    steps = load_data(data, 0, with_costs=True).sequences
     assert steps is not None
     found, mask, _ = steps.observe(np.array([20]), np.array([0]))
     assert found.window[0, :, WINDOW_COLUMN["valid"]].all()
@@ -67,8 +67,7 @@ def test_a_policy_learns_from_calls_what_sweeps_do_not_show(
     uri = new_store(tmp_path)
     recipe = make_recipe("ddqn-dueling", ["steps=400", "steps_per_epoch=200", "num_members=2"])
     run = fit(with_calls, recipe, experiment="x", tracking_uri=uri, seed=0)
-    policy = TorchPolicy.load(Path(run.run_directory) / "policy")
-    assert chosen(policy, with_calls, with_costs=True) == "Tree/Simple"
+    assert chosen(TorchPolicy.load(Path(run.run_directory) / "policy"), with_calls) == "Tree/Simple"
     params = MlflowClient(uri).get_run(run.run_id).data.params
     assert (params["calls_steps"], params["calls_episodes"]) == ("360", "6")
 
@@ -82,7 +81,7 @@ def test_calls_have_actions_as_inputs_with_the_costs_that_the_brain_asks_with(
     recipe = make_recipe("drqn-lstm", settings)
     run = fit(with_calls, recipe, experiment="x", tracking_uri=new_store(tmp_path), seed=0)
     policy = TorchPolicy.load(Path(run.run_directory) / "policy")
-    assert chosen(policy, with_calls, with_costs=True) == "Tree/Simple"
+    assert chosen(policy, with_calls) == "Tree/Simple"
 
     steps = load_data(with_calls, 0, with_costs=True).sequences
     assert steps is not None

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 import torch
 
-from dynamiccl.datasets.features import CONTEXT_COLUMN, NUM_CELLS, cold_observations
+from dynamiccl.datasets.features import NUM_CELLS, cold_observations
 from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.datasets.steps import Int64Array, Steps, with_noise
 from dynamiccl.train.data import base_residuals, load_data
@@ -303,15 +303,6 @@ def test_networks_scale_what_they_see_by_what_they_learn_from() -> None:
     trunk = algorithm.impl.q_function[0].trunk
     assert not trunk.window_mean.any()
     assert (trunk.window_scale == 1.0).all()
-
-
-def test_balanced_batches_hold_every_group_equally_often(data_dir: Path) -> None:
-    steps = load_data(data_dir, 0).training.steps
-    rows = np.bincount(steps.tasks.group[steps.task])
-    assert len(set(rows.tolist())) == 2  # they are not equally often there
-    context = Replay(steps, 4000, balance=1.0, seed=0).sample().observations[1]
-    share = float(np.asarray(context)[:, CONTEXT_COLUMN["collective_AllGather"]].mean())
-    assert 0.45 < share < 0.55
 
 
 def test_what_does_not_learn_from_records_trains_without_d3rlpy(data_dir: Path) -> None:
