@@ -115,7 +115,7 @@ def test_what_is_no_run_and_no_store_says_so(trained: Trained, tmp_path: Path) -
         policy_directory("0123456789abcdef", trained.tracking_uri)
     with pytest.raises(MissingPath, match="run directory"):
         policy_directory(str(tmp_path), trained.tracking_uri)
-    with pytest.raises(UserError, match="cannot track .*let MLFLOW_TRACKING_URI be sqlite:///"):
+    with pytest.raises(UserError, match=r"cannot track .*let MLFLOW_TRACKING_URI be sqlite:///"):
         open_run(str(tmp_path / "files"), "x", "run")
 
 
