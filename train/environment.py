@@ -440,32 +440,6 @@ class DecisionEnv:
         }
 
 
-def make_jobs(  # noqa: PLR0913 - all of a world, by name
-    num_jobs: int = 1,
-    *,
-    system: str = "b300-nvlink",
-    workload: str | Sequence[str] = "decode",
-    scenario: str = "busy-host",
-    num_nodes: int = 0,
-    ranks_per_node: int = 0,
-    period_calls: int = 0,
-    **rounds: int,
-) -> DecisionEnv:
-    """N jobs on a system by name or file; 0 nodes or ranks: the largest group. `rounds` as there.
-
-    Raises UnknownName for an unknown name, and UserError for a workload that the system cannot run.
-    """
-    found = find_system(system)
-    largest = found.groups()[-1]
-    shape = Group(num_nodes or largest.num_nodes, ranks_per_node or largest.ranks_per_node)
-    names = [workload] if isinstance(workload, str) else list(workload)
-    made = make_workload(names, shape)
-    check_workload(found, made)
-    world = World(found, made, all_configs(found, made), find_scenario(scenario))
-    tables = Tables.of(world, [DEFAULT_PROFILE])
-    return DecisionEnv(world, tables, num_jobs, Rounds.of(world, period_calls, **rounds))
-
-
 class Collectives(gymnasium.Env[dict[str, Any], Int64Array]):
     """One job of `DecisionEnv`, without the dimension N, and lenient towards invalid configs.
 
@@ -475,11 +449,31 @@ class Collectives(gymnasium.Env[dict[str, Any], Int64Array]):
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own
 
-    def __init__(self, render_mode: str | None = None, **world: Any) -> None:
-        """The arguments are those of `make_jobs`; there is nothing to render."""
-        self.render_mode = render_mode
-        self.jobs = make_jobs(1, **world)
-        self._mask = self.jobs.tables.mask
+    def __init__(
+        self,
+        *,
+        system: str = "b300-nvlink",
+        workload: str | Sequence[str] = "decode",
+        scenario: str = "busy-host",
+        num_nodes: int = 0,
+        ranks_per_node: int = 0,
+        period_calls: int = 0,
+        **rounds: int,
+    ) -> None:
+        """A system by name or file; 0 nodes or ranks: the largest group. `rounds`: of `Rounds`.
+
+        Raises UnknownName for an unknown name, and UserError for a workload that cannot run there.
+        """
+        found = find_system(system)
+        largest = found.groups()[-1]
+        shape = Group(num_nodes or largest.num_nodes, ranks_per_node or largest.ranks_per_node)
+        names = [workload] if isinstance(workload, str) else list(workload)
+        made = make_workload(names, shape)
+        check_workload(found, made)
+        world = World(found, made, all_configs(found, made), find_scenario(scenario))
+        tables = Tables.of(world, [DEFAULT_PROFILE])
+        self.jobs = DecisionEnv(world, tables, 1, Rounds.of(world, period_calls, **rounds))
+        self._mask = tables.mask
         keys, actions = self._mask.shape
         unbounded = {"low": -np.inf, "high": np.inf, "dtype": np.float32}
         box, decisions = gymnasium.spaces.Box, (keys, self.jobs.rounds.seen_decisions)
@@ -487,7 +481,7 @@ class Collectives(gymnasium.Env[dict[str, Any], Int64Array]):
         self.observation_space = gymnasium.spaces.Dict(
             {
                 "window": box(shape=window, **unbounded),
-                "context": box(shape=(keys, self.jobs.tables.context.shape[1]), **unbounded),
+                "context": box(shape=(keys, tables.context.shape[1]), **unbounded),
                 "mask": gymnasium.spaces.MultiBinary((keys, actions)),
                 "decided": box(LATE, actions - 1, decisions, dtype=np.int64),
                 "earned": box(shape=(keys,), **unbounded),

@@ -35,7 +35,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.utils.models import get_model_name_and_version
 from mlflow.tracking import MlflowClient
 from mlflow.tracking.context.registry import resolve_tags
-from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID as PARENT_TAG
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from dynamiccl.datasets.manifest import (
     MANIFEST_NAME,
@@ -72,6 +72,8 @@ EXPERIMENT_TAGS: Final = {
     f"mlflow.sharedViewState.{VIEW_KEY}": json.dumps(_VIEW),
 }
 _RUNS_PAGE: Final = f"workflowType=machine_learning&viewStateShareKey={VIEW_KEY}"
+#: Of a child: the id of its parent.
+PARENT_TAG: Final = MLFLOW_PARENT_RUN_ID
 #: MLflow takes at most 36 characters of a data set's digest.
 _DIGEST_DIGITS: Final = 12
 #: Runs that MLflow gives at once.

@@ -30,6 +30,7 @@ from dynamiccl.simulator.workloads import WorkCall, Workload
 from dynamiccl.simulator.world import World
 from dynamiccl.train.environment import (
     LATE,
+    Collectives,
     Course,
     DecisionEnv,
     JobCalls,
@@ -37,7 +38,6 @@ from dynamiccl.train.environment import (
     Tables,
     Variation,
     delay_calls,
-    make_jobs,
 )
 from tests.splits import split_of
 
@@ -183,7 +183,7 @@ def test_what_a_watch_tells_is_seen_with_the_call() -> None:
 
 
 def small(num_jobs: int = 2, variation: Variation | None = None, **rounds: Any) -> DecisionEnv:
-    env = make_jobs(num_jobs, workload="lora", episode_rounds=40)
+    env = Collectives(workload="lora").jobs
     settings = {"period_calls": 8, "delay_rounds": 1, "episode_rounds": 40} | rounds
     return DecisionEnv(env.world, env.tables, num_jobs, Rounds(**settings), variation=variation)
 
@@ -213,7 +213,7 @@ def test_worlds_are_named_and_names_that_are_none_are_refused() -> None:
 
 
 def test_the_period_is_a_brains_and_the_delay_is_the_agreements_time() -> None:
-    env = make_jobs(workload="decode")
+    env = Collectives(workload="decode").jobs
     assert env.rounds.delay_rounds == 1
     assert env.rounds.period_calls > 100
     assert Rounds.of(env.world, 10).delay_rounds == -(-env.rounds.period_calls // 10)
@@ -265,7 +265,8 @@ def test_a_round_is_the_calls_of_the_same_world_call_by_call() -> None:
 
 
 def test_a_masked_action_is_refused_by_the_jobs_and_left_to_nccl_by_one() -> None:
-    env = make_jobs(2, system="h100-ib", workload="moe", scenario="quiet")
+    one = Collectives(system="h100-ib", workload="moe", scenario="quiet")
+    env = DecisionEnv(one.jobs.world, one.jobs.tables, 2, one.jobs.rounds)
     env.reset(seed=0)
     key = int((~env.tables.mask).any(axis=1).argmax())
     action = int((~env.tables.mask[key]).argmax())
@@ -273,7 +274,6 @@ def test_a_masked_action_is_refused_by_the_jobs_and_left_to_nccl_by_one() -> Non
     chosen[1, key] = action
     with pytest.raises(ValueError, match=f"job 1: action {action} is masked for"):
         env.step(chosen)
-    one = gymnasium.make(ID, system="h100-ib", workload="moe", scenario="quiet")
     one.reset(seed=0)
     for _ in range(3):
         _, earned, *_, info = one.step(chosen[1])

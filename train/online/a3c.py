@@ -187,8 +187,9 @@ class Player:
         if self.env.is_over:
             self._begin(None)
         seen = Seen(*map(torch.cat, zip(*rows, strict=True)))
-        parts = map(torch.stack, zip(*made, strict=True))
-        return Trajectory(seen, begin, *parts, true_us, default_us, self.curiosity)
+        action, log, is_probe, reward, calls = map(torch.stack, zip(*made, strict=True))
+        times = true_us, default_us
+        return Trajectory(seen, begin, action, log, is_probe, reward, calls, *times, self.curiosity)
 
     def _probe(self) -> torch.Tensor:
         """(R,) whose turn it is to be left to NCCL; counts as the policy module's `step` does."""
@@ -446,7 +447,9 @@ def descend(
 
     Gradients are clipped to a norm of 40, as in IMPALA (Espeholt et al. 2018, appendix D).
     """
-    found = torch.autograd.grad(total, list(network.parameters()), allow_unused=True)
+    found: Sequence[torch.Tensor | None] = torch.autograd.grad(
+        total, list(network.parameters()), allow_unused=True
+    )
     squares = [each.square().sum() for each in found if each is not None]
     factor = min(1.0, _MOST_NORM / max(float(torch.stack(squares).sum().sqrt()), 1e-12))
     rate = recipe.learning_rate * max(1.0 - number / recipe.steps, 0.0)

@@ -112,7 +112,7 @@ def test_the_statistic_is_the_papers_and_processes_share_it() -> None:
     assert optimizer.squares[0].numpy() == pytest.approx(square)
     expected = -0.5 * np.array([1.0, 2.0, 0.0]) / np.sqrt(square + 1e-5)
     assert parameter.numpy() == pytest.approx(expected)
-    assert optimizer.squares[0].is_shared()  # type: ignore[no-untyped-call]
+    assert optimizer.squares[0].is_shared()
 
 
 #: Of each recipe: settings, and what its policy keeps for each job (the LSTM's, and a count).
