@@ -384,11 +384,8 @@ class _Worker:
 
 
 def _suggest(trial: optuna.Trial, key: str, each: Distribution) -> Value:
-    if isinstance(each, CategoricalDistribution):
-        return str(trial.suggest_categorical(key, each.choices))
-    if isinstance(each, IntDistribution):
-        return trial.suggest_int(key, each.low, each.high, log=each.log)
-    return trial.suggest_float(key, each.low, each.high, log=each.log)
+    value: Value = trial._suggest(key, each)
+    return str(value) if isinstance(each, CategoricalDistribution) else value
 
 
 @dataclass(frozen=True, slots=True)
