@@ -418,14 +418,17 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
     if folder.exists():
         raise MissingPath("policy", folder, "give an MLflow run id, a run directory or an artifact")
     check_there(tracking_uri, run_or_folder)
-    uri = run_or_folder
+    uri, address = run_or_folder, absolute_uri(tracking_uri)
     if ":/" not in uri:
         with _store(tracking_uri) as client:
             uri = f"runs:/{_id_of(client, run_or_folder)}/{POLICY_FOLDER}"
     try:
-        into, address = mkdtemp(dir=_downloads().name), absolute_uri(tracking_uri)
-        stores = {"tracking_uri": address, "registry_uri": address}
-        local = mlflow.artifacts.download_artifacts(uri, dst_path=into, **stores)
+        if uri.startswith("models:/"):  # MLflow itself would look in the store of its variable
+            registry = MlflowClient(address)
+            version = get_model_name_and_version(registry, uri)
+            uri = registry.get_model_version_download_uri(*version)
+        into = mkdtemp(dir=_downloads().name)
+        local = mlflow.artifacts.download_artifacts(uri, dst_path=into, tracking_uri=address)
     except MlflowException as error:
         fix = f"'{tracking_uri}' does not hold it either; {_list_runs(tracking_uri)}"
         raise MissingPath(f"policy of run '{run_or_folder}'", folder, fix) from error
