@@ -1,4 +1,4 @@
-"""What Python's library lacks: files that are never half written, and children that do not stay."""
+"""Files that are never half written, and children that do not outlive who started them."""
 
 import ctypes
 import os
@@ -6,18 +6,15 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
-_PR_SET_PDEATHSIG: Final = 1
-_LIBC: Final = ctypes.CDLL(None)
+_LIBC = ctypes.CDLL(None)
 
 
 @contextmanager
 def replacing(path: Path, *, is_synced: bool = False) -> Iterator[Path]:
-    """A hidden name beside `path` to write to; it takes the place of `path` where all went well.
+    """A hidden name beside `path` to write to, which takes its place where all went well.
 
-    So a reader never sees half a file, and what a full disk refused takes no room. `is_synced`: it
-    is on disk before, for what a power cut must not lose.
+    `is_synced`: it is on disk before, for what a power cut must not lose.
     """
     hidden = path.with_name(f".writing-{path.name}")
     try:
@@ -31,8 +28,5 @@ def replacing(path: Path, *, is_synced: bool = False) -> Iterator[Path]:
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Let the kernel send this process a signal when the thread that started it ends (prctl(2)).
-
-    It takes no lock, so it may run between fork and exec.
-    """
-    _LIBC.prctl(_PR_SET_PDEATHSIG, number)
+    """Let the kernel signal this process when the thread that started it ends; takes no lock."""
+    _LIBC.prctl(1, number)  # PR_SET_PDEATHSIG

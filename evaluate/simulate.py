@@ -524,7 +524,7 @@ def simulate(
     with open_bar() as progress:
         total = len(contenders) * len(seeds) * setting.calls
         bar = progress.add_task("calls", total=total)
-        played = play(setting, contenders, seeds, lambda count: progress.advance(bar, count))
+        played = play(setting, contenders, seeds, lambda count: progress.update(bar, advance=count))
     trained = frozenset(each.name for each in contenders if each.trained)
     found = conclude(setting, played, trained)
     write_simulation(found, played, trained, delay_calls(contenders[0].world), out)

@@ -84,9 +84,9 @@ stdout = Console()
 stderr = Console(stderr=True)
 
 
-def wide_stdout(least: int = WIDTH) -> Console:
-    """Standard output for tables, at least `least` columns wide when not a terminal."""
-    return stdout if stdout.is_terminal else Console(width=max(stdout.width, least))
+def wide_stdout() -> Console:
+    """Standard output for tables, wide enough for them where it is no terminal."""
+    return stdout if stdout.is_terminal else Console(width=max(stdout.width, WIDTH))
 
 
 def tell(console: Console, text: str) -> None:
@@ -130,14 +130,6 @@ class _Bar(Progress):
     def update(self, task_id: TaskID, **changes: Any) -> None:
         """As `rich.progress.Progress.update`."""
         super().update(task_id, **changes)
-        self._say(task_id)
-
-    def advance(self, task_id: TaskID, advance: float = 1) -> None:
-        """As `rich.progress.Progress.advance`."""
-        super().advance(task_id, advance)
-        self._say(task_id)
-
-    def _say(self, task_id: TaskID) -> None:
         now = time.monotonic()
         if self.disable and now - self._said >= EVERY_S:
             self._said = now
