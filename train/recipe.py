@@ -175,7 +175,7 @@ class Recipe:
 
     def _conflicts(self) -> list[tuple[bool, str]]:
         """Whether settings exclude each other, and what to do then."""
-        probes, algorithm = setting_text(self.probe_every), f"the algorithm of '{self.name}'"
+        probes, algorithm = setting_text(self.probe_every), f"{self.name}'s is {self.algorithm}"
         return [
             (
                 self.held_calls > 1 and self.gamma > 0.0,
@@ -184,8 +184,8 @@ class Recipe:
             ),
             (
                 self.level_threshold > 0.0 and self.algorithm not in CAUTIOUS,
-                f"level_threshold={self.level_threshold} is for a policy of times, and {algorithm} "
-                f"is {self.algorithm}: leave it at 0, or take 'threshold-rule'",
+                f"level_threshold={self.level_threshold} is for algorithms of times, and "
+                f"{algorithm}: leave it at 0, or take 'threshold-rule'",
             ),
             (
                 any(self.probe_every) and not self.state_units,
@@ -194,23 +194,21 @@ class Recipe:
             ),
             (
                 self.state_units > 0 and not self.seen_decisions,
-                "seen_decisions=0 with state_units: the state needs the last decision; --set "
-                "seen_decisions=1, or state_units=0",
+                "seen_decisions=0 with state_units, which needs the last: --set seen_decisions=1",
             ),
             (
                 self.state_units > 0 and self.algorithm not in ONLINE,
-                f"state_units={self.state_units} is for algorithms that play, and {algorithm} is "
-                f"{self.algorithm}: leave it out, or take 'a3c-lstm'",
+                f"state_units={self.state_units} is for algorithms that play, and {algorithm}: "
+                "leave it out, or take 'a3c-lstm'",
             ),
             (
                 self.lambda_congestion > 0.0 and not self.trigger,
-                f"lambda_congestion={self.lambda_congestion} needs interference levels, which a "
-                "Trigger tells: --set trigger=RUN_DIRECTORY, or leave it at 0",
+                f"lambda_congestion={self.lambda_congestion} needs a Trigger's levels: --set "
+                "trigger=RUN_DIRECTORY, or leave it at 0",
             ),
             (
                 self.action_inputs and not self.dueling,
-                "dueling=false is for a head with an output for each action, and action_inputs is "
-                "true: --set action_inputs=false, or leave dueling out",
+                "dueling=false is for a head with an output each action: --set action_inputs=false",
             ),
         ]
 
@@ -233,7 +231,7 @@ def setting_text(value: object) -> str:
 _FIXED: Final = ("name", "summary", "source", "algorithm")
 
 
-#: A Gaussian process over configs, with NCCL's cost model as its mean; not RL.
+#: A belief over configs; not RL.
 _GAUSSIAN_PROCESS: Final = Recipe(
     name="gaussian-process",
     summary="Gaussian process over NCCL's own costs: for tables of quiet systems",
