@@ -18,7 +18,8 @@ from dynamiccl.train import tracking_uri
 from dynamiccl.train.options import Json, open_bar, stderr
 
 app = typer.Typer(
-    help="Score policies against NCCL's default and simple baselines on held-out sizes.",
+    help="Score policies against NCCL's default and simple baselines on held-out sizes; runs are "
+    "those of the MLflow store that MLFLOW_TRACKING_URI names.",
     **cli.APPLICATION,
 )
 

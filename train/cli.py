@@ -56,7 +56,7 @@ _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_
 _TOLD: Final = (0, *(each.exit_code for each in (UserError, DataError, MachineError)))
 
 app = typer.Typer(
-    help="Train policies offline on measured data; MLFLOW_TRACKING_URI names the store of runs.",
+    help="Train policies on measured data; MLFLOW_TRACKING_URI names the MLflow store of runs.",
     **cli.APPLICATION,
 )
 
