@@ -272,8 +272,10 @@ def _own(path: Path, process: str, *, take_over: bool) -> str:
     restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     job = os.environ.get("SLURM_JOB_ID")
     text = json.dumps({"job": job, "restart": restart, "process": process})
-    with suppress(FileExistsError):
-        _create(path, text)
+    with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
         return text
     owner = {"process": "another process"}
     with suppress(json.JSONDecodeError):  # cut short by a full disk, or given back just now
@@ -289,14 +291,6 @@ def _own(path: Path, process: str, *, take_over: bool) -> str:
     with replacing(path, is_synced=True) as hidden:
         hidden.write_text(text, encoding="utf-8")
     return text
-
-
-def _create(path: Path, text: str) -> None:
-    """Write a file that is not there yet, to the disk."""
-    with path.open("x", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _text(path: Path) -> str:
