@@ -1,10 +1,9 @@
 """The data of a training run: steps to learn from, validation bins to select by, and the base.
 
-The base of learned times is NCCL's predicted cost, or none. Costs help where what NCCL is off by is
-simpler than the times are: that differs from machine to machine. For each (system, collective,
-config) a straight line in size and group shape is fitted to ln(time / NCCL's cost) of the training
-tasks, and one to ln(time), both less that of NCCL's own choice; the base is that whose lines are
-less off on the validation tasks.
+The base of learned times is NCCL's predicted cost, or none: costs help where what NCCL is off by is
+simpler than the times are. For each (system, collective, config) a line in size and group shape is
+fitted to ln(time / NCCL's cost) of the training tasks, and one to ln(time), both less that of
+NCCL's own choice; the base is that whose lines are less off on the validation tasks.
 """
 
 from collections.abc import Iterable

@@ -1,13 +1,11 @@
 """Simulated jobs: call by call for players (`JobCalls`), and in rounds (`DecisionEnv`).
 
-What is seen, what may be chosen and what it earns are made by `datasets`, the same code that makes
-them of recorded calls. A decision is about a task key, as an entry of a decision table is, and
-takes effect only after the ranks have agreed on it (some 116 calls where 16 ranks share a machine):
-with one call a step a rollout would end before its action takes effect. So in `DecisionEnv` a round
-is `period_calls` calls of each job, as often as a brain decides; discount and rollout length count
-rounds. The job does not wait for decisions: without one the last stays in force; and what was
-decided and is not in force yet is part of the observation (as in mvfst-rl, Sivakumar et al. 2019,
-section 3). `Collectives` is one job of it for Gymnasium (docs/simulator.md).
+Observations, choices and rewards are made by the code that makes them of recorded calls. A decision
+is about a task key and takes effect when the ranks have agreed on it (some 116 calls where 16 ranks
+share a machine): with one call a step a rollout would end before. So a round of `DecisionEnv` is
+`period_calls` calls of each job, as often as a brain decides; discount and rollout length count
+rounds. The job does not wait for decisions: without one the last stays; what was decided and is not
+in force yet is observed (as in mvfst-rl, Sivakumar et al. 2019, section 3).
 
 N jobs, K task keys (or calls in a window), W and F features, A actions, H decisions that are seen.
 """
@@ -64,8 +62,8 @@ class Watch(Protocol):
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Alarms (N,), above 0 while a stream is slow, and levels (N,), below 0 = unknown.
 
-        A stream is a task key of a job under one config, and has one more time, of which `log_time`
-        is the natural logarithm in us; levels are those of the task keys.
+        A stream is a task key of a job under one config; `log_time` is ln(us) of its next call.
+        Levels are of the task keys.
         """
 
 
@@ -169,10 +167,10 @@ class _CallRings:
 
 
 class JobCalls:
-    """N jobs that call at once, a collective of each a step; their histories, and what is in force.
+    """N jobs, a call of each a step; their histories, and what is in force.
 
     Observations are of the calls that come next: `window` (N, K, W), `context` (N, F) and `mask`
-    (N, A). A decision about a task key is in force `delay_calls` calls of the job later.
+    (N, A). A decision is in force `delay_calls` calls of the job later.
     """
 
     def __init__(
@@ -210,7 +208,7 @@ class JobCalls:
         return self._observe()
 
     def step(self, actions: Int64Array) -> tuple[dict[str, Any], CallResults]:
-        """Decide about the task keys of the next calls, and run those with the configs in force.
+        """Decide about the next calls, and run them with the configs in force.
 
         Raises ValueError for a masked action.
         """
@@ -224,10 +222,7 @@ class JobCalls:
         return self._observe(), ran
 
     def run(self, actions: Int64Array) -> CallResults:
-        """Run the next calls under `actions` (N,), ignoring pending decisions.
-
-        They are added to the history, with the detector's levels.
-        """
+        """Run the next calls under `actions` (N,), whatever is decided; they join the history."""
         ran = self.jobs.step(actions)
         ring = self._job * self._num_keys + ran.key
         where = ran.key * len(self.world.configs) + ran.action
@@ -282,8 +277,8 @@ def _check(
 class Variation:
     """Domain randomisation: how much episodes differ from each other.
 
-    A policy trained with a single strength overfits to it; in deployment strengths differ (Tobin et
-    al. 2017). Configs and NCCL's costs, which come from the data, do not vary.
+    A policy trained with a single strength overfits to it (Tobin et al. 2017). Configs and NCCL's
+    costs come from the data, and do not vary.
     """
 
     #: By which factor at most slowdowns beyond 1, and dwell times, are more or less; 1 = by none.
@@ -354,9 +349,9 @@ class DecisionEnv:
 
     Observations are `window` (N, K, W, features), `context` (N, K, F), `mask` (N, K, A),
     `decided` (N, K, H), -1 where nothing was, and `earned` (N, K), the rewards of the last round.
-    Actions are (N, K), LATE for none. What a round told: the mean reward of each key's `calls`
-    (`earned`), what was in force (`in_force`), and true times of the round's calls, and of NCCL's
-    own choice, whose algorithms are connected and never changed (`true_us`, `default_us`, (N,)).
+    Actions are (N, K), LATE for none. A round tells the mean reward of each key (`earned`), its
+    `calls`, what was `in_force`, and true times (N,) of the round's calls and of NCCL's own choice,
+    whose algorithms are connected and never changed (`true_us`, `default_us`).
     """
 
     def __init__(
@@ -443,8 +438,8 @@ class DecisionEnv:
 class Collectives(gymnasium.Env[dict[str, Any], Int64Array]):
     """One job of `DecisionEnv`, without the dimension N, and lenient towards invalid configs.
 
-    A config that NCCL lacks for a call is no error: NCCL decides itself, as it does when a tuner
-    asks for one. The reward is the mean over the calls of a round.
+    Where NCCL lacks a config it decides itself, as it does when a tuner asks for one. The reward is
+    the mean over the calls of a round.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own

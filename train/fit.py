@@ -121,9 +121,8 @@ def resume(
 ) -> FitSummary:
     """Continue a killed run in the same MLflow run, with the result of an uninterrupted one.
 
-    A run killed before its first epoch starts anew. Raises what `fit` raises, MissingPath when the
-    run left no state, CorruptFile when it cannot be read, and UserError when the data are not those
-    that the run began with.
+    Raises what `fit` raises, MissingPath and CorruptFile for its state, and UserError when the data
+    are not those that the run began with.
     """
     with tracking.continue_run(tracking_uri, run_id) as run:
         facts, state = _begun(run)

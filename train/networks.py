@@ -5,18 +5,15 @@
 
 All of it is TorchScript: what is trained is what is exported.
 
-Rewards are -time/reference, always negative and spread over two orders of magnitude: a bad protocol
-is 50 times slower, and what has to be told apart is 2 %. A head therefore predicts z = log(-Q), the
-log of time over reference, and the loss is taken in z (a value rescaling as in Pohlen et al. 2018,
-"Observe and Look Further", section 3.2); Q = -exp(z) itself stays the plain reward.
+Rewards are -time/reference: a bad protocol is 50 times slower, and what has to be told apart is
+2 %. So a head predicts z = log(-Q), the log of time over reference, and the loss is taken in z (a
+value rescaling as in Pohlen et al. 2018, section 3.2); Q = -exp(z) stays the plain reward.
 
-Dueling (Wang et al. 2016, section 3): z_a = V + A_a - A_0. The advantage is anchored at action 0
-instead of at the mean, so V is the value of abstaining, an advantage is relative to NCCL's own
-choice, and no Q value depends on which other actions the mask allows.
+Dueling (Wang et al. 2016, section 3): z_a = V + A_a - A_0. Anchored at action 0 instead of at the
+mean, V is the value of abstaining, and no Q value depends on what the mask allows.
 
-With actions as inputs (`ActionHead`), configs share what is learned of them: a channel count that
-was rarely tried is near its neighbours, and a cell is what NCCL's own cost model says of it, give
-or take:
+With actions as inputs (`ActionHead`), configs share what is learned of them: a rare channel count
+is near its neighbours, and a cell is what NCCL's own cost model says of it, give or take:
 
     z_a = V(task) + n(task, a) + c_a  -  (n(task, 0) + c_0)
 
@@ -51,8 +48,7 @@ FILTER_CALLS: Final = 4
 class SizeWaves(nn.Module):
     """Sines and cosines of log2 size, so that the network can bend where NCCL's choice jumps.
 
-    NCCL's default switches configs from one size to the next; the time over it jumps there, and an
-    MLP over log2 size alone smooths the jump away (Tancik et al. 2020, "Fourier Features"). The
+    An MLP over log2 size alone smooths jumps away (Tancik et al. 2020, "Fourier Features"). The
     shortest wave spans held-out octaves, so that it interpolates between training sizes.
     """
 
@@ -94,8 +90,7 @@ class ConvolvedWindow(nn.Module):
 class RecurrentWindow(nn.Module):
     """The last hidden state of an LSTM or GRU over the calls, oldest first; zero if none.
 
-    Windows are right-aligned: padding comes first and is marked by the feature `valid`. Cold rows,
-    half of those of static data, do not run through it.
+    Padding comes first, marked by the feature `valid`. Cold rows do not run through it.
     """
 
     def __init__(self, layer: type[nn.LSTM | nn.GRU], window_shape: Sequence[int]) -> None:
@@ -208,13 +203,12 @@ _DECISION_UNITS: Final = 8
 class StatefulTrunk(nn.Module):
     """A trunk with an LSTM over the decisions about all keys of a job.
 
-    What a key's window cannot show, the job's other keys can: they are slowed down by the same
-    network. The state steps once for each decision about a key that has new calls, with what is
-    seen of it and what was decided about it last (mvfst-rl, Sivakumar et al. 2019, section 4.1;
-    Mnih et al. 2016, section 5.6). The last reward is in the window, as the time of the last call.
+    What a key's window cannot show, the job's other keys can: the same network slows them down. The
+    state steps once for each decision about a key that has new calls, with what is seen of it and
+    what was decided last (mvfst-rl, Sivakumar et al. 2019, section 4.1; Mnih et al. 2016, 5.6).
 
-    `decided` (B,) is the action that was decided last about each key, -1 = none; h and c (B, U) are
-    of the LSTM, zeros where a job begins.
+    `decided` (B,) is the last action about each key, -1 = none; h and c (B, U) are of the LSTM,
+    zeros where a job begins.
     """
 
     def __init__(self, trunk: Trunk, hidden_size: int, num_actions: int, units: int) -> None:

@@ -1,14 +1,12 @@
 """Learning from recorded steps: d3rlpy's Q learning on our networks, and what draws its batches.
 
-d3rlpy is imported here alone: what does not learn from records runs without it. Two things must be
-settled before that: gym, which d3rlpy still imports, does not print its notice of retirement at
-every start; and d3rlpy is without PRDC, an algorithm that no recipe has: for it alone d3rlpy
-imports scikit-learn, two or three seconds of every process.
+d3rlpy is imported here alone. Two things are settled before: gym, which it still imports, does not
+print its notice of retirement; and it is without PRDC, an algorithm that no recipe has, for which
+it would import scikit-learn, two or three seconds of every process.
 
 The loss is a Huber loss in z = log(-Q), less beta x H(softmax(-z)) over the allowed actions
-(entropy: A3C, Mnih et al. 2016, section 4; Pensieve section 4.2), so that predictions do not part
-before the data says so. Behaviour cloning is the same with another loss: the cross entropy of -z,
-which stands in for logits, with the actions taken.
+(entropy: Mnih et al. 2016, section 4; Pensieve section 4.2), so that predictions do not part before
+the data says so. Behaviour cloning has the cross entropy of -z with the actions taken.
 
 N steps, E episodes, B rows of a batch, A actions.
 """
@@ -293,10 +291,9 @@ def make_loop(data: TrainingData, recipe: Recipe, seed: int, actions: ActionInpu
 class Replay:
     """Draws batches of n-step transitions from steps, straight from columns.
 
-    d3rlpy's own replay buffer takes every transition through Python, which is most of a training
-    step for a small network; here a batch is a handful of array operations, whatever the number of
-    steps. What comes out is what its `MultiStepTransitionPicker` (2.8.1) gives, row by row. The
-    next observation of a step that ends its episode is all zero, mask included.
+    d3rlpy's own buffer takes every transition through Python, most of a step of a small network;
+    here a batch is a handful of array operations. It is what `MultiStepTransitionPicker` (2.8.1)
+    gives. The next observation of a step that ends its episode is all zero, mask included.
     """
 
     def __init__(

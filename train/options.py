@@ -26,8 +26,8 @@ from rich.table import Table
 class WordTable(Table):
     """Columns at least as wide as their longest word, where all fit.
 
-    Where they do not, cells are folded anywhere (a run id that is cut names nothing), and heads are
-    not if those fit. Rich narrows columns whatever their `min_width` is, so `width` is set.
+    Where they do not, cells are folded anywhere, and heads are not if those fit. Rich narrows
+    columns whatever their `min_width` is, so `width` is set.
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -32,14 +32,11 @@ class PolicyModule(nn.Module):
 
     The members' mean picks the best allowed action. Cold, it is taken only when *every* member
     predicts that it undercuts ABSTAIN in log time by more than `margin`, and by more than the noise
-    band of the collective on the system (a feature of the context): where the members disagree or
-    the gain could be noise, the policy is not sure, and NCCL's own choice stands. Where they need
-    not be unanimous, their mean has to undercut it by more than `margin`: what two repeats differ
-    by is not how far a mean of many is off.
+    band (a feature of the context): where they disagree or it could be noise, NCCL's own choice
+    stands. Where they need not be unanimous, their mean has to undercut it by more than `margin`.
 
-    Warm, with calls in the window, it is taken when the members' mean undercuts ABSTAIN by more
-    than `warm_margin`: what the network does now is in sight, and on a congested one NCCL's own
-    choice, which does not see it, is no safe harbour.
+    Warm, with calls in the window, the mean has to undercut it by more than `warm_margin`: on a
+    congested network NCCL's own choice, which does not see it, is no safe harbour.
     """
 
     def __init__(
@@ -100,12 +97,11 @@ class PolicyModule(nn.Module):
 class StatefulPolicyModule(PolicyModule):
     """A `PolicyModule` of one member that keeps a state for each job.
 
-    A config that does not feel what slows others down says nothing of its end, so that a policy of
-    most likely actions would keep it for good. So one of so many decisions (`probe_every` of the
-    trunk) is left to NCCL, whose time tells; c counts them in one unit more than the LSTM has.
+    A config that does not feel what slows others down says nothing of its end, and would be kept
+    for good. So one of so many decisions (`probe_every` of the trunk) is left to NCCL, whose time
+    tells; c counts them in one unit more than the LSTM has.
 
-    As it stands, (window, context, mask) -> (action, q), it answers for jobs that have just begun:
-    so tables are made of it. `step` goes on.
+    `forward` answers for jobs that have just begun, of which tables are made; `step` goes on.
     """
 
     def __init__(self, member: Network, margin: float, warm_margin: float) -> None:
@@ -127,8 +123,7 @@ class StatefulPolicyModule(PolicyModule):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """(action_B, q_BA, h, c): the next decision of B jobs, each about one key.
 
-        `decided` (B,) is the action that was decided last about the key, -1 = none. Whose key has
-        had no call since keeps the state that it had.
+        `decided` (B,) is the last action about the key, -1 = none.
         """
         since_B1 = c_BU[:, self.units :] + 1.0
         h_BU, c_BU = h_BU[:, : self.units], c_BU[:, : self.units]
@@ -214,8 +209,7 @@ class TorchPolicy:
     ) -> tuple[npt.NDArray[np.int64], State]:
         """(N,) the next decisions of N jobs, each about one key, and their states after them.
 
-        `decided` (N,) is the action that was decided last about the key, -1 = none. For a policy
-        that has a state.
+        `decided` (N,) is the last action about the key, -1 = none. For a policy with a state.
         """
         module: Any = self._module
         with torch.no_grad():

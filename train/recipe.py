@@ -53,24 +53,22 @@ class Recipe:
     window_encoder: str = "mlp"
     #: Whether value and advantage have heads of their own.
     dueling: bool = True
-    #: Whether actions are inputs of the head, with NCCL's own costs of them (networks.py), and not
-    #: an output each. Only where the data hold costs; of actors always.
+    #: Whether actions are inputs of the head, with NCCL's own costs of them, and not an output each.
+    #: Only where the data hold costs; of actors always.
     action_inputs: bool = False
-    #: Share of the rows of a batch whose costs are hidden, for a head with actions as inputs: so it
-    #: learns to do without where NCCL's costs are not known.
+    #: Share of the rows of a batch whose costs are hidden, so that a head with actions as inputs
+    #: learns to do without.
     cost_dropout: Share = 0.1
-    #: Discount of the next call of the task key. Steps of static sweeps end their episodes, so
-    #: that it comes to nothing there.
+    #: Discount of the next call of the task key; of static sweeps there is none.
     gamma: Share = 0.0
     #: Calls whose rewards are summed before the value of what follows is asked; 1 where gamma is 0.
     num_steps: Annotated[int, Field(ge=1, le=100)] = 1
-    #: Calls of jobs are rewarded by the mean over the calls from them on that took the same action,
-    #: at most so many: a decision stays in force for a while, and a change of config costs once. It
-    #: takes the place of looking ahead, so only where gamma is 0.
+    #: Calls of jobs are rewarded by the mean over at most so many calls from them on that took the
+    #: same action: a decision stays in force, and a change of config costs once. It takes the place
+    #: of looking ahead, so only where gamma is 0.
     held_calls: Annotated[int, Field(ge=1, le=10_000)] = 1
-    #: What a call of a job that runs another config than the call of its task key before costs
-    #: beside its time, in units of NCCL's default; and each unit of the interference level (0.5: a
-    #: call that took half as long again as quiet), which a Trigger tells.
+    #: What a change of config costs a call beside its time, in units of NCCL's default; and each
+    #: unit of the interference level (0.5: it took half as long again), which a Trigger tells.
     lambda_switch: Weight = 0.0
     lambda_congestion: Weight = 0.0
     #: Weight of CQL's conservative loss.
@@ -84,8 +82,8 @@ class Recipe:
     batch_size: Annotated[int, Field(ge=2, le=1 << 16)] = 256
     #: Whether half of every batch comes from the calls of jobs, where the data set holds any.
     use_calls: bool = True
-    #: Run directory of a Trigger (`dynamiccl-train trigger`), or its file: it tells the policy the
-    #: interference of calls, in training and where it is deployed; empty = unknown.
+    #: Run directory of a Trigger, or its file: it tells the policy the interference of calls, in
+    #: training and where it is deployed; empty = unknown.
     trigger: str = ""
     #: Gradient steps in all, and between two looks at the validation bins.
     steps: Steps = 4_000
@@ -100,21 +98,19 @@ class Recipe:
     #: How strongly rare (system, collective) groups are sampled more often: 0 = as they come,
     #: 1 = every group equally often.
     balance: Share = 1.0
-    #: Decay a step of the running average of the weights, which is what is validated and exported:
-    #: single weights swing from epoch to epoch by more than the configs differ.
+    #: Decay a step of the running average of the weights, which is validated and exported: single
+    #: weights swing by more than the configs differ.
     average_decay: Annotated[float, Field(ge=0, lt=1)] = 0.995
     #: Validation regrets (fractions) that differ by less count as equal; the later checkpoint wins.
     checkpoint_tolerance: Share = 0.002
     #: Gradient steps between two copies of the weights to the target network.
     target_update_interval: Steps = 500
-    #: Margins in log time to choose from on validation: a config must be predicted to be this much
-    #: faster than NCCL's own choice, else the policy abstains.
+    #: Margins in log time to choose from on validation: a config must be predicted to gain this
+    #: much, else the policy abstains.
     abstain_margins: Listed[Share] = (0.02, 0.03, 0.05)
-    #: Whether every member has to predict a gain beyond the margin and the noise band, or their
-    #: mean one beyond the margin.
+    #: Whether every member has to gain more than margin and noise band, or their mean the margin.
     unanimous: bool = True
-    #: The margin where there are calls to go by, of which cold validation says nothing: the mean of
-    #: the members, not each of them, has to be this much faster.
+    #: The margin where there are calls to go by: the mean of the members has to gain this much.
     warm_margin: Share = 0.02
     #: What is held out for validation and test (datasets/splits.py): octaves of sizes, whole group
     #: shapes (shape), systems or runs; shape:1 is the next turn of shapes, after shape:0.
@@ -133,17 +129,16 @@ class Recipe:
     episode_rounds: Annotated[int, Field(ge=1, le=10**6)] = 50
     #: The latest decisions about a key that the critic sees, those not in force yet among them.
     seen_decisions: Annotated[int, Field(ge=0, le=64)] = 4
-    #: How much their episodes differ: slowdowns and dwell times of the scenario by a factor of so
-    #: much at most; times of each algorithm and protocol by so much, as ln (environment.py).
+    #: How much their episodes differ: slowdowns and dwell times by a factor of so much at most;
+    #: times of each algorithm and protocol by so much, as ln.
     vary: Annotated[float, Field(ge=1, le=100)] = 1.4
     vary_times: Annotated[float, Field(ge=0, le=2)] = 0.05
-    #: IMPALA's bounds of how far it corrects for weights that have moved since: rho and c of
-    #: V-trace (Espeholt et al. 2018, section 4.1).
+    #: IMPALA's bounds of rho and c in V-trace (Espeholt et al. 2018, section 4.1).
     rho_most: Bound = 1.0
     c_most: Bound = 1.0
-    #: Decisions about the keys of a job from one that is left to NCCL to the next, for a policy
-    #: with `state_units`: a config that feels no interference tells nothing of its end. Actors
-    #: draw one of these for each job, and the fastest in validation is exported; 0 = never.
+    #: Decisions of a job from one that is left to NCCL to the next, with `state_units`: a config
+    #: that feels no interference tells nothing of its end. Actors draw one of these for each job,
+    #: and the fastest in validation is exported; 0 = never.
     probe_every: Listed[Annotated[int, Field(ge=0, le=10**6)]] = (0,)
 
     @model_validator(mode="wrap")

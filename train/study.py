@@ -1,13 +1,13 @@
 """Studies: recipes x settings x seeds; one parent run in MLflow, a child run for each training.
 
-The queue is Optuna's journal: a file beside the parent's artifacts that processes of several hosts
-may append to, on NFS too (SQLite's locks fail there). Workers are alike, here and in batch jobs:
-one takes a trial, trains it and tells what it came to, until all trials are over. When one dies,
-its heartbeat stops, its trial is queued again, and another worker goes on from its last epoch.
+The queue is Optuna's journal: a file beside the parent's artifacts to which several hosts may
+append, on NFS too (SQLite's locks fail there). Workers are alike, here and in batch jobs: one takes
+a trial and trains it, until all are over. When one dies its heartbeat stops, its trial is queued
+again, and another worker goes on from its last epoch.
 
-All trials are in the queue from the beginning. A grid's is a setting and a seed (Optuna's
-GridSampler would give two workers the same one); a search's is a setting that TPE chooses when a
-worker takes it, with all its seeds.
+All trials are in the queue from the beginning. A grid's is a setting and a seed (GridSampler would
+give two workers the same one); a search's is a setting that TPE chooses when a worker takes it,
+with all its seeds.
 """
 
 import itertools
@@ -147,7 +147,7 @@ def checked(plan: Plan) -> Plan:
 
 
 class _File(JournalFileBackend):
-    """The journal's file; an interrupt that came while its lock is held would leave others' out."""
+    """The journal's file; an interrupt while its lock is held would leave others out."""
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Append, and only then be interrupted."""
@@ -160,7 +160,7 @@ class _Journal(JournalStorage, BaseHeartbeat):
 
     def record_heartbeat(self, trial_id: int) -> None:
         """Write that a trial's worker lives."""
-        # Another took it over; or the journal's lock was lost, or NFS failed: the next beat comes.
+        # Another took it over, or the lock was lost, or NFS failed: the next beat comes.
         with suppress(UpdateFinishedTrialError, RuntimeError, OSError):
             self.set_trial_system_attr(trial_id, "heartbeat", time.time())
 
@@ -267,8 +267,7 @@ def work(
     """Run trials until all of the study are over, also those of workers that die meanwhile.
 
     Yields a line about each training, and whether it failed, which stops no other. Raises
-    KeyboardInterrupt between two epochs where `is_stopped`: a library may have swallowed the one of
-    the signal.
+    KeyboardInterrupt after an epoch where `is_stopped`: a library may have swallowed the signal's.
     """
     worker = _Worker(study, tracking_uri, is_stopped)
     while True:

@@ -300,11 +300,7 @@ def start_run(
 
 
 def continue_run(tracking_uri: str, run_id: str) -> AbstractContextManager[Run]:
-    """Go on with a run that did not finish, and end it as `start_run` does.
-
-    Raises UserError when the tracking URI cannot be used, does not hold the run, or the run has
-    finished.
-    """
+    """Go on with a run, and end it as `start_run` does; UserError where it is none, or finished."""
     run = reopen_run(tracking_uri, run_id)
     with _store(tracking_uri) as client:
         if client.get_run(run_id).info.status == "FINISHED":
@@ -457,10 +453,9 @@ def run_directory(run_or_folder: str, tracking_uri: str) -> Path:
 
 
 def find_run(named: str, tracking_uri: str) -> str | None:
-    """The id of the run that `policy_directory` would take the policy from; None for a folder.
+    """The id of the run that `policy_directory` would take the policy from; None for files.
 
-    None also for files that lie elsewhere (`s3://...`), of which no run is known. Raises UserError
-    when the store holds no such run or registered version.
+    Raises UserError when the store holds no such run or registered version.
     """
     if Path(named).exists() or _is_elsewhere(named):
         return None

@@ -4,18 +4,14 @@
     of any rounds, A actions, H decisions that are seen, W calls in a window, F features, U units
     of a job's state
 
-A policy over configs and a value function, on one encoder. What is exported is the actor, which
-sees what a brain shows: window and context. The critic, which only training asks, sees the
-decisions that are not in force yet, too, and what the last round earned: so a delayed reward is no
-surprise to it (Katsikopoulos and Engelbrecht 2003: a Markov decision process with a constant delay
-is one without, whose state holds what was decided).
+What is exported is the actor, which sees what a brain shows: window and context. The critic, which
+only training asks, sees pending decisions, too, and what the last round earned: so a delayed reward
+is no surprise to it (Katsikopoulos and Engelbrecht 2003: a constant delay is none where the state
+holds what was decided).
 
 Each actor-learner is a process with a simulated world of its own; weights and RMSProp's statistics
-are in shared memory and updated without locks (Hogwild).
-
-Differences from the paper: an actor plays several jobs at once and learns from all their keys (the
-world's overhead for a single call would dominate); pending decisions are an input of the critic;
-gradients are clipped.
+are in shared memory and updated without locks (Hogwild). Not as in the paper: an actor plays
+several jobs at once and learns from all their keys; gradients are clipped.
 """
 
 import contextlib
@@ -401,8 +397,8 @@ def loss(  # noqa: PLR0913, PLR0917 - what the papers name
 ) -> torch.Tensor:
     """The sum of actor and critic losses, a weighted mean over rows (weight 0: key not called).
 
-    -log pi(a) A - beta H(pi) + (target - V)^2 / 2 (Mnih et al. 2016, section 4.2 and S3, where the
-    critic's gradient is that of (R - V)^2; half of it here, since encoder and step are shared).
+    -log pi(a) A - beta H(pi) + (target - V)^2 / 2 (Mnih et al. 2016, section 4.2 and S3; half of
+    its critic's gradient, since encoder and step are shared).
     """
     of_action_TR = log_TRA.gather(2, action_TR.unsqueeze(2)).squeeze(2)
     entropy_TR = -(log_TRA.exp() * log_TRA.clamp_min(-1e4)).sum(dim=2)
