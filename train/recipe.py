@@ -53,8 +53,8 @@ class Recipe:
     window_encoder: str = "mlp"
     #: Whether value and advantage have heads of their own.
     dueling: bool = True
-    #: Whether actions are inputs of the head, with NCCL's own costs of them, and not an output each.
-    #: Only where the data hold costs; of actors always.
+    #: Whether actions are inputs of the head, with NCCL's own costs, and not an output each. Only
+    #: where the data hold costs; of actors always.
     action_inputs: bool = False
     #: Share of the rows of a batch whose costs are hidden, so that a head with actions as inputs
     #: learns to do without.
