@@ -162,8 +162,9 @@ def make_loop(
 
     if recipe.algorithm == "A3C":
         return Loop(ActorLearners(shared, orders, make), recipe, validate)
-    actors: Any = local_actors(shared, orders, make) if ray is None else None
-    actors = actors or RayActors(shared, orders, str(ray))
+    actors: Any = (
+        local_actors(shared, orders, make) if ray is None else RayActors(shared, orders, ray)
+    )
     return Loop(Learner(shared, actors, recipe), recipe, validate)
 
 
