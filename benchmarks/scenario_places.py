@@ -38,7 +38,7 @@ class Place:
 
     @property
     def text(self) -> str:
-        """As a recipe's `places` has it (train/online/actors.py)."""
+        """As a recipe's `places` has it (train/online/)."""
         shape = f"{self.shape.num_nodes}x{self.shape.ranks_per_node}"
         return ":".join([self.system, "+".join(self.workloads), self.scenario, shape])
 

@@ -43,6 +43,7 @@ from dynamiccl.datasets.store import (
     write_part,
 )
 from dynamiccl.errors import CorruptFile, MachineError, UserError
+from dynamiccl.files import replacing
 
 COMPLETE: Final = "complete"
 #: Errors by which a file system says that it has no locks: Lustre without `-o flock` ENOSYS, NFS
@@ -368,16 +369,8 @@ def _append(path: Path, record: Record) -> None:
 
 def _write_atomically(path: Path, text: str) -> None:
     """Write a file via a temporary name; raises MachineError on a full disk."""
-    hidden = path.with_name(f".writing-{path.name}")
-    with _writing(path):
-        try:
-            with hidden.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            hidden.replace(path)
-        finally:
-            hidden.unlink(missing_ok=True)
+    with _writing(path), replacing(path, is_synced=True) as hidden:
+        hidden.write_text(text, encoding="utf-8")
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from dynamiccl.errors import (
     UnknownName,
     UserError,
 )
+from dynamiccl.files import replacing
 from dynamiccl.fingerprint import with_nccl
 from dynamiccl.nccl import NcclVersion
 
@@ -246,9 +247,8 @@ class Manifest:
         files = {name: file_sha256(directory / name) for name in _files_below(directory)}
         final = replace(self, files=files)
         text = json.dumps(asdict(final), indent=1) + "\n"
-        hidden = directory / f".{MANIFEST_NAME}"
-        hidden.write_text(text, encoding="utf-8")
-        hidden.replace(directory / MANIFEST_NAME)
+        with replacing(directory / MANIFEST_NAME) as hidden:
+            hidden.write_text(text, encoding="utf-8")
         return final
 
     @classmethod

@@ -1,6 +1,7 @@
 """DynamICCL from Python, for notebooks: load measurements, train, evaluate, export.
 
-The commands do the same and show more; what these four make can be given to any of them. Each
+The commands do the same and show more; what these four make can be given to any of them. Runs are
+tracked in MLflow, where `MLFLOW_TRACKING_URI` says. Each
 raises what its command ends with: a `DynamicclError` that says what was wrong and how to mend it.
 """
 
@@ -12,8 +13,8 @@ from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.report import make_report
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.export import export_artifact
-from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train import fit as fitting
+from dynamiccl.train import tracking_uri
 from dynamiccl.train.fit import FitSummary
 from dynamiccl.train.recipe import make_recipe
 from dynamiccl.train.tracking import policy_directory
@@ -29,7 +30,6 @@ def fit(
     recipe: str = "ddqn-dueling",
     *,
     seed: int = 0,
-    tracking_uri: str = DEFAULT_TRACKING_URI,
     **settings: object,
 ) -> FitSummary:
     """Train a recipe, by name or as FILE.py, with `settings` of its own changed; tracked in MLflow.
@@ -38,7 +38,7 @@ def fit(
     """
     chosen = make_recipe(str(recipe), [f"{key}={value}" for key, value in settings.items()])
     return fitting.fit(
-        Path(data), chosen, experiment="dynamiccl", tracking_uri=tracking_uri, seed=seed
+        Path(data), chosen, experiment="dynamiccl", tracking_uri=tracking_uri(), seed=seed
     )
 
 
@@ -47,7 +47,6 @@ def score(
     data: str | Path,
     *,
     out: str | Path = "report",
-    tracking_uri: str = DEFAULT_TRACKING_URI,
 ) -> pl.DataFrame:
     """The policy among NCCL's default and baselines on held-out tasks, best first; a page in `out`.
 
@@ -55,7 +54,7 @@ def score(
     tasks, mean regret against the measured best, time over the default's (geometric mean), share of
     tasks slower than the default beyond the noise (null: nobody knows the noise).
     """
-    found = make_report(Path(data), [("policy", _policy(run, tracking_uri))], Path(out))
+    found = make_report(Path(data), [("policy", _policy(run))], Path(out))
     rows = [
         {
             "system": system,
@@ -71,18 +70,16 @@ def score(
     return pl.DataFrame(rows, schema_overrides={"slower": pl.Float64}).sort("system", "regret")
 
 
-def export(
-    run: FitSummary | str, out: str | Path, *, tracking_uri: str = DEFAULT_TRACKING_URI
-) -> Artifact:
+def export(run: FitSummary | str, out: str | Path) -> Artifact:
     """Decision tables for the plugin, in a new directory; `dynamiccl-deploy install` takes it.
 
     Nothing but a policy's own margin keeps one that passed no gate from being slower than NCCL:
     `dynamiccl-evaluate gate` first, and `run` is the directory that it wrote.
     """
-    return export_artifact(_policy(run, tracking_uri), Path(out))
+    return export_artifact(_policy(run), Path(out))
 
 
-def _policy(run: FitSummary | str, tracking_uri: str) -> Path:
+def _policy(run: FitSummary | str) -> Path:
     """The policy directory of a run."""
     named = run.run_directory if isinstance(run, FitSummary) else run
-    return policy_directory(named, tracking_uri)
+    return policy_directory(named, tracking_uri())

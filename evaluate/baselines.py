@@ -441,5 +441,5 @@ def _resolve(text: str, tracking_uri: str) -> NamedPolicy:
     folder = tracking.policy_directory(named, tracking_uri)
     run_id = tracking.find_run(named, tracking_uri)
     if not name and run_id is not None:
-        name = tracking.reopen_run(tracking_uri, run_id).tag("mlflow.runName")
+        name = tracking.reopen_run(tracking_uri, run_id).data.tags["mlflow.runName"]
     return NamedPolicy(name or Manifest.read(folder).recipe, folder, run_id)

@@ -14,11 +14,12 @@ from dynamiccl.evaluate.commands.gate import gate_command
 from dynamiccl.evaluate.commands.job import job_command
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator import workloads as simulating
-from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, RunStore, open_bar, stderr
+from dynamiccl.train import tracking_uri
+from dynamiccl.train.options import Json, open_bar, stderr
 
 app = typer.Typer(
-    help="Score policies against NCCL's default and simple baselines on held-out sizes.",
+    help="Score policies against NCCL's default and simple baselines on held-out sizes; runs are "
+    "those of the MLflow store that MLFLOW_TRACKING_URI names.",
     **cli.APPLICATION,
 )
 
@@ -39,7 +40,6 @@ def report_command(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Where results.parquet and report.html go.")],
-    tracking_uri: RunStore = DEFAULT_TRACKING_URI,
     log: Annotated[
         bool, typer.Option(help="Keep page and figures among the artifacts of each RUN_ID given.")
     ] = True,
@@ -58,10 +58,10 @@ def report_command(
     with cli.working("loading PyTorch, MLflow and the policies"):
         from dynamiccl.datasets.manifest import Manifest
         from dynamiccl.evaluate.baselines import named_policies
-        from dynamiccl.evaluate.page import tell
+        from dynamiccl.evaluate.page import show_result
         from dynamiccl.evaluate.report import by_turn, make_report, mean_over_turns
 
-        named = named_policies(policy, tracking_uri)
+        named = named_policies(policy, tracking_uri())
     kept = "a report is written at the end, so nothing is there yet; give the same command again"
     # On a terminal the bar tells the time itself.
     telling = nullcontext() if stderr.is_terminal else cli.working("scoring and drawing")
@@ -81,12 +81,12 @@ def report_command(
     for turn, report in zip(turns, reports, strict=True):
         for each in turn if log else ():
             if each.run_id is not None:
-                report.keep(each.run_id, tracking_uri)
+                report.keep(each.run_id, tracking_uri())
     recipes = {each.name: Manifest.read(each.folder).recipe for each in named}
     means = {} if len(turns) == 1 else mean_over_turns(reports, recipes)
     told = [report.told for report in reports]
     document = {"turns": told, "mean_over_turns": means} if means else told[0]
-    tell("report", {"reports": told, "means": means}, document, as_json=as_json)
+    show_result("report", {"reports": told, "means": means}, document, as_json=as_json)
 
 
 app.command("gate")(gate_command)
@@ -105,7 +105,6 @@ def explain_command(
     system: Annotated[
         str | None, typer.Option(help="System, where several have this shape.")
     ] = None,
-    tracking_uri: RunStore = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
     """Show what a policy predicts for each config of one message, the margin, noise and gate.
@@ -118,13 +117,13 @@ def explain_command(
         raise UserError(f"--size: {error}") from error
     wanted = Collective.parse(collective, where="--collective")
     from dynamiccl.evaluate.explain import explain
-    from dynamiccl.evaluate.page import tell
+    from dynamiccl.evaluate.page import show_result
     from dynamiccl.train.tracking import policy_directory
 
-    folder = policy_directory(policy, tracking_uri)
+    folder = policy_directory(policy, tracking_uri())
     found = explain(folder, wanted, size_bytes, num_nodes=nodes, num_ranks=ranks, system=system)
     document = {**found, "warnings": [what for what, _ in found["warnings"]]}
-    tell("explain", found, document, as_json=as_json)
+    show_result("explain", found, document, as_json=as_json)
 
 
 @app.command("simulate")
@@ -146,7 +145,6 @@ def simulate_command(
     calls: simulating.CallsOption = 100_000,
     jobs: Annotated[int, typer.Option(help="Jobs at once, for each seed.", min=1)] = 4,
     seeds: Annotated[int, typer.Option(help="Seeds: 5 for intervals worth the name.", min=1)] = 5,
-    tracking_uri: RunStore = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
     """Simulate whole jobs in a changing network: policies, searches, fixed choices, oracle.
@@ -154,7 +152,7 @@ def simulate_command(
     Example: dynamiccl-evaluate simulate --policy RUN_ID --scenario congested --out out/simulate
     """
     from dynamiccl.evaluate.baselines import named_policies
-    from dynamiccl.evaluate.page import tell
+    from dynamiccl.evaluate.page import show_result
     from dynamiccl.evaluate.simulate import Setting, simulate, to_json
     from dynamiccl.simulator.scenario import find_scenario
     from dynamiccl.simulator.system import Group
@@ -170,11 +168,11 @@ def simulate_command(
         calls=calls,
         jobs=jobs,
     )
-    folders = {each.name: each.folder for each in named_policies(policy or [], tracking_uri)}
-    watching = None if trigger is None else run_directory(trigger, tracking_uri)
+    folders = {each.name: each.folder for each in named_policies(policy or [], tracking_uri())}
+    watching = None if trigger is None else run_directory(trigger, tracking_uri())
     found = simulate(setting, folders, watching, range(seeds), out)
     shown = {**found, "path": out / "simulate.html"}
-    tell("simulate", shown, to_json(found), as_json=as_json)
+    show_result("simulate", shown, to_json(found), as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import jinja2
 
 from dynamiccl import cli
 from dynamiccl.sizes import bin_center_bytes, size_label
-from dynamiccl.train.commands.options import wide_stdout
+from dynamiccl.train.options import wide_stdout
 
 
 def render(name: str, told: Mapping[str, Any]) -> str:
@@ -28,7 +28,7 @@ def say(name: str, sentence: str, told: object) -> str:
     return str(getattr(template.module, sentence)(told)).strip()
 
 
-def tell(name: str, told: Mapping[str, Any], document: object, *, as_json: bool) -> None:
+def show_result(name: str, told: Mapping[str, Any], document: object, *, as_json: bool) -> None:
     """Print what the template NAME.txt.jinja makes of `told`, or the `document` as JSON."""
     if as_json:
         cli.print_json(document)

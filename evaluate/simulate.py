@@ -31,8 +31,8 @@ from dynamiccl.simulator.scenario import Scenario
 from dynamiccl.simulator.systems import System
 from dynamiccl.simulator.workloads import Workload
 from dynamiccl.simulator.world import CallResults, World
-from dynamiccl.train.commands.options import open_bar
 from dynamiccl.train.environment import Course, JobCalls, Tables, Watch, delay_calls
+from dynamiccl.train.options import open_bar
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.study import student_interval
 
@@ -524,7 +524,7 @@ def simulate(
     with open_bar() as progress:
         total = len(contenders) * len(seeds) * setting.calls
         bar = progress.add_task("calls", total=total)
-        played = play(setting, contenders, seeds, lambda count: progress.advance(bar, count))
+        played = play(setting, contenders, seeds, lambda count: progress.update(bar, advance=count))
     trained = frozenset(each.name for each in contenders if each.trained)
     found = conclude(setting, played, trained)
     write_simulation(found, played, trained, delay_calls(contenders[0].world), out)

@@ -7,6 +7,7 @@ last one, which plays NCCL's part, is a call from here.
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -54,6 +55,7 @@ def main() -> None:
     out.mkdir(parents=True)
     started = time.monotonic()
     data, tracking = out / "data", f"sqlite:///{out / 'mlflow.db'}"
+    os.environ["MLFLOW_TRACKING_URI"] = tracking
 
     sample = ROOT / "datasets" / "sample"
     files = [str(path) for path in sorted(sample.glob("*.csv"))]
@@ -65,13 +67,11 @@ def main() -> None:
     )
     command("collect", "describe", str(data))
     seed = str(arguments.seed)
-    fitted = command(
-        "train", "fit", "--data", str(data), "--seed", seed, "--tracking-uri", tracking, parse=True
-    )
+    fitted = command("train", "fit", "--data", str(data), "--seed", seed, parse=True)
     run = fitted["run_directory"]
     report = command(
         "evaluate", "report", "--data", str(data), "--policy", fitted["run_id"],
-        "--tracking-uri", tracking, "--out", str(out / "report"), parse=True,
+        "--out", str(out / "report"), parse=True,
     )  # fmt: skip
     artifact = out / "artifact"
     command("deploy", "export", run, "--out", str(artifact))

@@ -16,12 +16,10 @@ channels, and chunk size where the artifact's NCCL supports it; and only configs
 near a size.
 """
 
-import ctypes
 import importlib
 import json
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +37,7 @@ from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, Call
 from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME
 from dynamiccl.datasets.questions import allowed, cold_questions, table_supports
 from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.files import end_with_parent
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
 from dynamiccl.nccl import Protocol as NcclProtocol
 from dynamiccl.schedule import config_columns
@@ -68,7 +67,6 @@ MIN_CALLS: Final = 3
 #: Fewer calls than usual per measurement, since a window shows only the latest calls.
 RULES: Final = Rules(watch_calls=MIN_CALLS, rest_calls=0)
 
-_PR_SET_PDEATHSIG: Final = 1
 _log = logging.getLogger(__name__)
 
 PriorOf = Callable[[Key], Prior]
@@ -322,7 +320,7 @@ def brain_command(
     Example: DYNAMICCL_BRAIN='dynamiccl-deploy brain --policy search'
     """
     # What a shell has started is not killed with the shell.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's; the processors are the job's
     cli.configure_logging(verbose=False)
     if sys.stdin.isatty():

@@ -36,8 +36,8 @@ from dynamiccl.serve.options import ArtifactDir, Json, folding_table, stderr, st
 from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
 from dynamiccl.serve.torchscript import NEAR_TIES, ScriptedPolicy, check_brain, differing_share
-from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import tell
+from dynamiccl.train import tracking_uri
+from dynamiccl.train.options import tell
 
 
 def export_artifact(
@@ -182,9 +182,6 @@ def export_command(
     max_channels: MaxChannels = None,
     objective: Objective = "call",
     sm_price: SmPrice = 0.0,
-    tracking_uri: Annotated[
-        str, typer.Option(help="MLflow store that holds the run ids.")
-    ] = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
     """Copy a run's policy and add its decision tables.
@@ -200,8 +197,8 @@ def export_command(
     """
     groups = [cli.parse_group(text) for text in group or []]
     with cli.working("making tables and brain, and checking them"):
-        policy = _find_policy(run, tracking_uri)
-        watching = None if trigger is None else _find_trigger(trigger, tracking_uri)
+        policy = _find_policy(run)
+        watching = None if trigger is None else _find_trigger(trigger)
         known = Manifest.read_unchecked(policy)
         wanted, notes = slack_of(known, slack, hidden, max_channels, objective, sm_price)
         artifact = export_artifact(policy, out, watching, groups, wanted)
@@ -229,23 +226,23 @@ def export_command(
     _show(artifact, as_json=as_json)
 
 
-def _find_policy(run: str, tracking_uri: str) -> Path:
+def _find_policy(run: str) -> Path:
     """The policy directory of a run, `models:/` name or directory (which needs no MLflow)."""
     found = find_policy_in(Path(run.removeprefix("file://")))
     if found is not None:
         return found
     from dynamiccl.train.tracking import policy_directory
 
-    return policy_directory(run, tracking_uri)
+    return policy_directory(run, tracking_uri())
 
 
-def _find_trigger(run: str, tracking_uri: str) -> Path:
+def _find_trigger(run: str) -> Path:
     """The `trigger.pt` of a run, `models:/` name or directory."""
     folder = Path(run.removeprefix("file://"))
     if not folder.exists():
         from dynamiccl.train.tracking import run_directory
 
-        folder = run_directory(run, tracking_uri)
+        folder = run_directory(run, tracking_uri())
     found = find_trigger_in(folder)
     if found is None:
         raise MissingPath("trigger", folder, "give a run of 'dynamiccl-train trigger'")

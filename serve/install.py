@@ -18,7 +18,6 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +28,7 @@ import typer
 from dynamiccl import cli
 from dynamiccl.datasets.manifest import INDEX_NAME, KILL_NAME, MANIFEST_NAME
 from dynamiccl.errors import DataError, MissingPath, UserError
+from dynamiccl.files import replacing
 from dynamiccl.libraries import JOB_NAMES, TUNER_NAME, built
 from dynamiccl.serve.artifact import Artifact, open_artifact
 from dynamiccl.serve.build import BRAIN_NAME, PROBE_NAME, build_plugin, find_probe
@@ -159,24 +159,12 @@ def _libraries(plugin: Path | None, build_dir: Path) -> dict[str, Path]:
 
 def _put(target: Path, content: bytes, mode: int) -> Path:
     """Write a file; running jobs keep the one that they have mapped."""
-
-    def write(path: Path) -> None:
-        path.touch(mode)
-        path.write_bytes(content)
-        path.chmod(mode)
-
-    return _renamed(target, write)
-
-
-def _renamed(target: Path, make: Callable[[Path], None]) -> Path:
-    """What `make` makes under a temporary name, of which a full disk leaves nothing."""
-    hidden = target.with_name(f".{target.name}.new")
-    hidden.unlink(missing_ok=True)
-    try:
-        make(hidden)
-        return hidden.replace(target)
-    finally:
+    with replacing(target) as hidden:
         hidden.unlink(missing_ok=True)
+        hidden.touch(mode)  # never readable to more, not for a moment
+        hidden.write_bytes(content)
+        hidden.chmod(mode)
+    return target
 
 
 def _place(artifact: Artifact, link: Path) -> None:
@@ -195,7 +183,9 @@ def _place(artifact: Artifact, link: Path) -> None:
     else:
         (place / KILL_NAME).unlink(missing_ok=True)
     os.utime(place)
-    _renamed(link, lambda new: new.symlink_to(place.relative_to(link.parent)))
+    with replacing(link) as hidden:
+        hidden.unlink(missing_ok=True)
+        hidden.symlink_to(place.relative_to(link.parent))
     by_age = sorted(store.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     for old in by_age[_KEPT:]:
         shutil.rmtree(old)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from dynamiccl.train.commands.options import Json, folding_table, stderr, stdout, tell, wide_stdout
+from dynamiccl.train.options import Json, folding_table, stderr, stdout, tell, wide_stdout
 
 __all__ = ["ArtifactDir", "Json", "System", "folding_table", "stderr", "stdout", "wide_stdout"]
 

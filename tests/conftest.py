@@ -34,6 +34,7 @@ if os.environ.get("CI"):
     settings.load_profile("ci")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.pop("MLFLOW_TRACKING_URI", None)
 # A shell's background jobs ignore it, and so would the programs that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

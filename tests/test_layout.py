@@ -35,7 +35,7 @@ ALLOWED = {
         "serve.artifact",
     },
     # To find a policy by run id or registered name, and to show tables alike.
-    "serve": {"datasets", "train.tracking", "train.DEFAULT_TRACKING_URI", "train.commands.options"},
+    "serve": {"datasets", "train.tracking", "train.tracking_uri", "train.options"},
     # What a notebook asks of all of them; nothing imports it.
     "api": {"datasets", "train", "evaluate", "serve"},
 }
@@ -53,8 +53,8 @@ OWNERS = {
     "triton": {"collect/persistent.py"},
     "d3rlpy": {"train/offline.py"},
     "mlflow": {"train/tracking.py"},
-    "optuna": {"train/study.py", "train/commands/study.py"},
-    "ray": {"train/online/ray_actors.py"},
+    "optuna": {"train/study.py", "train/cli.py"},
+    "ray": {"train/online/impala.py"},
     "pynvml": {"collect"},
     "matplotlib": {"train", "evaluate", "collect/describe.py"},
     "sklearn": {"evaluate"},

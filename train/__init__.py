@@ -3,7 +3,6 @@
 import os
 from typing import Final
 
-#: MLflow's store where none is named; here, so that a command line need not import MLflow for it.
 DEFAULT_TRACKING_URI: Final = "sqlite:///mlflow.db"
 #: What a run or a study came to, among its artifacts; written last of all.
 SUMMARY_NAME: Final = "summary.json"
@@ -13,3 +12,10 @@ SUMMARY_NAME: Final = "summary.json"
 #   MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR  set to false where it is not set.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+
+
+def tracking_uri() -> str:
+    """MLflow's store; here, so that a command line need not import MLflow for it."""
+    #   MLFLOW_TRACKING_URI  the MLflow store of runs. Default: sqlite:///mlflow.db, a file in the
+    #                        working directory.
+    return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_TRACKING_URI

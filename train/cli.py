@@ -1,30 +1,37 @@
 """`dynamiccl-train`: offline training on measured data."""
 
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
 from contextlib import nullcontext
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from rich.table import Table
 
 from dynamiccl import cli
-from dynamiccl.errors import Interrupted, UserError
-from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import (
+from dynamiccl.errors import DataError, Interrupted, MachineError, UserError
+from dynamiccl.files import end_with_parent
+from dynamiccl.train import tracking_uri
+from dynamiccl.train.options import (
     DEFAULT_RECIPE,
     EXPERIMENT,
     Data,
     Json,
-    TrackingUri,
     folding_table,
     open_bar,
     progress_bar,
     stderr,
     stdout,
     tell,
+    wide_stdout,
 )
-from dynamiccl.train.commands.study import study_command
 from dynamiccl.train.recipe import (
     CAUTIOUS,
     RECIPES,
@@ -36,12 +43,20 @@ from dynamiccl.train.recipe import (
 )
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
+    from optuna import Study
+
     from dynamiccl.train.fit import FitSummary
+    from dynamiccl.train.study import StudySummary
     from dynamiccl.train.trigger.fit import TriggerSummary
 
 
+#: Two threads on a busy core spin against each other: trials side by side take one each.
+_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+#: Exit codes of workers that are done, or have told why not.
+_TOLD: Final = (0, *(each.exit_code for each in (UserError, DataError, MachineError)))
+
 app = typer.Typer(
-    help="Train policies offline on measured data; every run is tracked in MLflow.",
+    help="Train policies on measured data; MLFLOW_TRACKING_URI names the MLflow store of runs.",
     **cli.APPLICATION,
 )
 
@@ -58,26 +73,24 @@ def list_command(
     Example: dynamiccl-train list
     Example: dynamiccl-train list gaussian-process
     """
-    if recipe is not None:
-        _show_settings(make_recipe(recipe), as_json=as_json)
-        return
-    recipes = [each.to_json() for each in RECIPES.values()]
+    chosen = None if recipe is None else make_recipe(recipe)
     if as_json:
-        cli.print_json(recipes)
+        every = [each.to_json() for each in RECIPES.values()]
+        cli.print_json(every if chosen is None else chosen.to_json())
+        return
+    if chosen is not None:
+        _show_settings(chosen)
         return
     table = folding_table("recipe", "what it is")
-    for each in recipes:
-        table.add_row(each["name"], each["summary"])
+    for each in RECIPES.values():
+        table.add_row(each.name, each.summary)
     stdout.print(table)
     stdout.print("settings of one, and what they mean: dynamiccl-train list NAME", soft_wrap=True)
 
 
-def _show_settings(recipe: Recipe, *, as_json: bool) -> None:
+def _show_settings(recipe: Recipe) -> None:
     """Print a recipe's settings; those first that the recipe sets itself."""
     values = recipe.to_json()
-    if as_json:
-        cli.print_json(values)
-        return
     plain, meanings = {f.name: f.default for f in fields(Recipe)}, setting_meanings()
     own = [key for key in settable() if values[key] != plain[key]]
     title = f"{recipe.name}: {recipe.summary}; algorithm {recipe.algorithm}"
@@ -102,7 +115,6 @@ def fit_command(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting.")
     ] = None,
-    tracking_uri: TrackingUri = DEFAULT_TRACKING_URI,
     seed: Annotated[
         int | None, typer.Option(help="Seed of weights and batches.", min=0, show_default="0")
     ] = None,
@@ -129,50 +141,53 @@ def fit_command(
             "--set and --seed, or begin a new run without --resume"
         )
     chosen = make_recipe(recipe or DEFAULT_RECIPE, settings or [])
-    # Checked before the heavy imports: a typo should not take five seconds to be told.
-    from dynamiccl.datasets.cells import left_out_text
-    from dynamiccl.datasets.store import part_paths
-
-    part_paths(data)
+    _check_data(data)
     with cli.working("loading PyTorch and MLflow"):
+        from dynamiccl.datasets.cells import left_out_text
         from dynamiccl.train import fit as fitting
         from dynamiccl.train import tracking
 
-    name = resume or chosen.name
+    name, uri = resume or chosen.name, tracking_uri()
     # What is fitted in one go has no steps that lines could tell of.
     in_one_go = chosen.algorithm in CAUTIOUS and not stderr.is_terminal
     telling = cli.working(f"{name}: fitting") if in_one_go else nullcontext()
     try:
         with telling, progress_bar(name) as show:
-            how: dict[str, Any] = {"tracking_uri": tracking_uri, "progress": show, "ray": ray}
+            how: dict[str, Any] = {"tracking_uri": uri, "progress": show, "ray": ray}
             if resume is not None:
                 summary = fitting.resume(data, resume, **how)
             else:
                 summary = fitting.fit(data, chosen, experiment=EXPERIMENT, seed=seed or 0, **how)
     except tracking.RunInterrupted as stopped:
-        again = f"dynamiccl-train fit --data {data} --resume {stopped.run_id}"
-        store = "" if tracking_uri == DEFAULT_TRACKING_URI else f" --tracking-uri {tracking_uri}"
-        raise Interrupted(f"run {stopped.run_id} is kept; go on with: {again}{store}") from None
+        again = f"dynamiccl-train fit --data {data} --resume {stopped}"
+        raise Interrupted(f"run {stopped} is kept; go on with: {again}") from None
     except KeyboardInterrupt:
         raise Interrupted("no run was begun; give the same command again") from None
-    version = tracking.register(tracking_uri, summary.run_id, tracking.CANDIDATE)
+    version = tracking.register(uri, summary.run_id, tracking.CANDIDATE)
     if as_json:
         cli.print_json(asdict(summary))
         return
     tell(
         stdout,
-        f"run {summary.run_id}: {_work(summary)}\n"
+        f"run {summary.run_id}: {_work_of(summary)}\n"
         f"validation: mean regret {summary.validation_regret:.2%} on {summary.validation_tasks} "
         f"tasks (NCCL's default {summary.validation_default_regret:.2%}), abstains below a "
         f"predicted gain of {summary.abstain_margin:.1%}\n"
         f"rows in no task: {left_out_text(summary.left_out)}\n"
         f"files: {summary.run_directory}\n"
         f"registered as models:/{tracking.MODEL_NAME}@{tracking.CANDIDATE} (version {version})\n"
-        f"compare runs with: {tracking.ui_hint(tracking_uri, summary.run_id)}",
+        f"compare runs with: {tracking.ui_hint(uri, summary.run_id)}",
     )
 
 
-def _work(summary: "FitSummary") -> str:
+def _check_data(data: Path) -> None:
+    """Check before the heavy imports: a typo should not take five seconds to be told."""
+    from dynamiccl.datasets.store import part_paths
+
+    part_paths(data)
+
+
+def _work_of(summary: "FitSummary") -> str:
     """Steps, duration and result of a run, as text."""
     if summary.alpha is None:
         steps = f"{summary.steps} steps in {summary.seconds:.1f} s"
@@ -189,16 +204,12 @@ def _work(summary: "FitSummary") -> str:
     )
 
 
-app.command("study")(study_command)
-
-
 @app.command("trigger")
 def trigger_command(
     data: Data,
     false_alarms_per_1e5: Annotated[
         float, typer.Option("--false-alarms-per-1e5", help="False alarms in 100,000 quiet calls.")
     ] = 0.5,
-    tracking_uri: TrackingUri = DEFAULT_TRACKING_URI,
     seed: Annotated[int, typer.Option(help="Seed of weights and streams.", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
@@ -207,10 +218,7 @@ def trigger_command(
     Example: dynamiccl-train trigger --data out/data --false-alarms-per-1e5 0.5
     """
     cli.configure_logging(verbose=False)
-    # Checked before the heavy imports: a typo should not take five seconds to be told.
-    from dynamiccl.datasets.store import part_paths
-
-    part_paths(data)
+    _check_data(data)
     from dynamiccl.train.trigger.fit import fit_trigger
 
     with open_bar() as bar:
@@ -223,7 +231,7 @@ def trigger_command(
             data,
             false_alarms_per_1e5,
             experiment=EXPERIMENT,
-            tracking_uri=tracking_uri,
+            tracking_uri=tracking_uri(),
             seed=seed,
             progress=show,
         )
@@ -236,10 +244,10 @@ def trigger_command(
     if as_json:
         cli.print_json(asdict(summary))
         return
-    _show_trigger(summary, tracking_uri)
+    _show_trigger(summary, tracking_uri())
 
 
-def _show_trigger(summary: "TriggerSummary", tracking_uri: str) -> None:
+def _show_trigger(summary: "TriggerSummary", uri: str) -> None:
     facts, counts = summary.facts, summary.facts.counts
     thresholds = ", ".join(f"{key}: {value:.1f}" for key, value in facts.thresholds.items())
     found = ", ".join(
@@ -259,8 +267,217 @@ def _show_trigger(summary: "TriggerSummary", tracking_uri: str) -> None:
         f"{facts.level_error:.3f})\n"
         f"files: {summary.run_directory}\n"
         f"next: dynamiccl-deploy export RUN --trigger {summary.run_id} --out DIR\n"
-        f"compare runs with: mlflow ui --backend-store-uri {tracking_uri}",
+        f"compare runs with: mlflow ui --backend-store-uri {uri}",
     )
+
+
+@app.command("study")
+def study_command(
+    data: Annotated[Path | None, typer.Option(help="Data directory of dynamiccl-collect.")] = None,
+    recipe: Annotated[
+        list[str] | None, typer.Option(help="Recipes to compare, one an option.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For all trials.")
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=V1,V2",
+            help="Vary a setting; lists with +, as 64+64; with --optuna also KEY=LOW:HIGH[:log].",
+        ),
+    ] = None,
+    optuna: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Search: try N settings of --grid by TPE.", min=1),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Trials of each setting.", min=1)] = 5,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            help="Workers here, a thread each; 0: leave the trials to --join.",
+            min=0,
+            show_default="processors",
+        ),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="STUDY_ID", help="Go on with a study: failed trials, and the table."),
+    ] = None,
+    join: Annotated[
+        str | None,
+        typer.Option(metavar="STUDY_ID", help="Be one more worker of a study, here or in a job."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train recipes over a grid and several seeds in parallel; each trial is a child run.
+
+    Example: dynamiccl-train study --data out/data --recipe ddqn-dueling --recipe cql --seeds 5
+    """
+    cli.configure_logging(verbose=False)
+    if [data, resume, join].count(None) != 2:
+        raise UserError(
+            "give --data for a new study, --resume STUDY_ID to go on with one, or --join STUDY_ID "
+            "to work for one"
+        )
+    if data is None and (recipe or settings or grid or optuna):
+        raise UserError("--resume and --join take a study's own trials: leave out what they are")
+    if join is not None:
+        if jobs is not None or as_json:
+            raise UserError("--join is one worker, without --jobs and --json: start several")
+        _join(join)
+        return
+    with cli.working("loading PyTorch and MLflow"):
+        from dynamiccl.train import study as studies
+        from dynamiccl.train.tracking import absolute_uri
+
+    uri = absolute_uri(tracking_uri())
+    if data is not None:
+        _check_data(data)
+        plan = studies.Plan(
+            data=str(data),
+            experiment=EXPERIMENT,
+            recipes=recipe or [DEFAULT_RECIPE],
+            settings=settings or [],
+            axes=grid or [],
+            seeds=seeds,
+            count=optuna or 0,
+        )
+        study = studies.begin_study(studies.checked(plan), uri)
+        if jobs == 0:
+            _tell_how_to_join(studies.summarise_study(study)[0], uri, as_json=as_json)
+            return
+    else:
+        study = studies.open_study(str(resume), uri)
+        if jobs != 0:
+            studies.retry_failed(study)
+    ended = _run_workers(study, uri, os.cpu_count() or 1 if jobs is None else jobs)
+    summary, failures = studies.end_study(study, uri)
+    failures += [f"a worker ended with {code}" for code in ended if code not in _TOLD]
+    _show_study(summary, failures, as_json=as_json)
+
+
+def _join(run_id: str) -> None:
+    """Be a worker, to the end of the study.
+
+    Failures and an interrupt are told on stdout: `_run_workers`, which gives it none, tells them.
+    """
+    for name, value in _ONE_THREAD.items():  # before numpy is imported
+        os.environ.setdefault(name, value)
+
+    stopped = threading.Event()
+
+    def stop(*_: object) -> None:
+        """Stop once: Ctrl-C comes from the terminal, and then SIGTERM from who started us."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        stopped.set()
+        raise KeyboardInterrupt
+
+    # A shell's background jobs ignore it, and so would SIGTERM be.
+    signal.signal(signal.SIGINT, stop)
+    # As Ctrl-C, which MLflow's transactions are shielded from: the trial goes to another worker.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        from dynamiccl.train.study import open_study, work
+
+        uri = tracking_uri()
+        for line, is_failure in work(open_study(run_id, uri), uri, stopped.is_set):
+            tell(stdout if is_failure else stderr, line)
+    except KeyboardInterrupt:
+        tell(stdout, "interrupted")
+        sys.exit(cli.INTERRUPTED)
+
+
+def _tell_how_to_join(summary: "StudySummary", uri: str, *, as_json: bool) -> None:
+    from dynamiccl.train.tracking import database_of
+
+    if database_of(uri) is not None:
+        tell(
+            stderr,
+            f"warning: {uri} is safe on one host alone; for workers on several run 'mlflow server' "
+            "and begin the study with MLFLOW_TRACKING_URI=http://NODE:5000",
+        )
+    join = _command(uri, "--join", summary.run_id)
+    if as_json:
+        cli.print_json({"run_id": summary.run_id, "trials": summary.trials, "join": join})
+        return
+    array = "sbatch --array=1-16 --cpus-per-task=1 --requeue"
+    tell(
+        stdout,
+        f"study {summary.run_id}: {summary.trials} trials wait for workers, of any number\n"
+        f"one here: {join}\n"
+        f"16 on Slurm: {array} --wrap {shlex.quote(f'exec {join}')}\n"
+        f"the results: {_command(uri, '--resume', summary.run_id)} --jobs 0",
+    )
+
+
+def _command(uri: str, *words: str) -> str:
+    """The command, wherever it is given."""
+    return shlex.join(["env", f"MLFLOW_TRACKING_URI={uri}", "dynamiccl-train", "study", *words])
+
+
+def _run_workers(study: "Study", uri: str, jobs: int) -> list[int]:
+    """Run workers here until the study is over, which tell of trainings; their exit codes."""
+    from dynamiccl.train.study import summarise_study
+
+    run_id, (summary, _) = study.study_name, summarise_study(study)
+    left = summary.trials - summary.done
+    tell(stderr, f"study {run_id}: {left} of {summary.trials} trials to run")
+    command = [sys.executable, "-P", "-m", "dynamiccl.train.cli", "study", "--join", run_id]
+    workers: list[subprocess.Popen[bytes]] = []
+    again = _command(uri, "--resume", run_id)
+    with cli.interruptible(lambda: f"study {run_id} keeps what is done; go on with: {again}"):
+        try:
+            for _ in range(min(left, jobs)):
+                worker = subprocess.Popen(
+                    command,
+                    stdout=subprocess.DEVNULL,
+                    env=os.environ | _ONE_THREAD | {"MLFLOW_TRACKING_URI": uri},
+                    # When we are killed it stops, as by `terminate`; no lock is taken for that.
+                    preexec_fn=partial(end_with_parent, signal.SIGTERM),  # noqa: PLW1509
+                )
+                workers.append(worker)
+            return [worker.wait() for worker in workers]
+        finally:
+            for worker in workers:
+                worker.terminate()
+                worker.wait()
+
+
+def _show_study(summary: "StudySummary", failures: list[str], *, as_json: bool) -> None:
+    """Print a study's result; raises DataError when trials failed or are left."""
+    if as_json:
+        cli.print_json(asdict(summary))
+    else:
+        wide_stdout().print(_study_table(summary))
+        runs = " ".join(f"--policy {each.best_run}" for each in summary.settings)
+        report = f"dynamiccl-evaluate report --data {summary.data} {runs} --out report"
+        if summary.settings:
+            tell(stdout, f"their best runs, side by side on test sizes: {report}")
+    for failure in failures:
+        tell(stderr, failure)
+    if missing := summary.trials - summary.done:
+        what = "failed" if failures else "are not done"
+        raise DataError(
+            f"{missing} of {summary.trials} trials {what}; the others are kept: when what they say "
+            f"is mended, go on with 'dynamiccl-train study --resume {summary.run_id}'"
+        )
+
+
+def _study_table(summary: "StudySummary") -> Table:
+    default = "" if summary.default_regret is None else f"{summary.default_regret:.2%}"
+    title = f"{summary.done} of {summary.trials} trials; NCCL's default {default}"
+    table = folding_table("setting", title=title)
+    for head in ("seeds", "validation\nregret", "95 % interval", "seconds", "best run"):
+        # A run id that is cut short names nothing.
+        table.add_column(head, no_wrap=True, overflow="fold")
+    for each in summary.settings:
+        # No regret is negative, which Student's interval does not know.
+        low = None if each.low is None else max(each.low, 0.0)
+        interval = "one seed" if low is None else f"{low:.2%} .. {each.high:.2%}"
+        row = (each.setting, str(each.seeds), f"{each.mean:.2%}", interval)
+        table.add_row(*row, f"{each.train_seconds:.0f}", each.best_run)
+    return table
 
 
 @app.command("promote")
@@ -272,7 +489,6 @@ def promote_command(
     force: Annotated[
         bool, typer.Option("--force", help="Take a policy that no gate let through.")
     ] = False,
-    tracking_uri: TrackingUri = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
     """Make a gated policy the champion: the registered version that jobs are to run.
@@ -282,17 +498,18 @@ def promote_command(
     cli.configure_logging(verbose=False)
     from dynamiccl.train import tracking
 
-    found = tracking.promote(run, tracking_uri, gated=gated, force=force)
+    found = tracking.promote(run, tracking_uri(), gated=gated, force=force)
     if as_json:
-        cli.print_json(asdict(found))
+        cli.print_json(found)
         return
-    acts = "" if found.passed_bins is None else f", acts in {found.passed_bins} size bins"
-    before = f" (before: version {found.version_before})" if found.version_before else ""
+    bins, before = found["passed_bins"], found["version_before"]
+    acts = "" if bins is None else f", acts in {bins} size bins"
+    replaced = "" if before is None else f" (before: version {before})"
     name = f"models:/{tracking.MODEL_NAME}@{tracking.CHAMPION}"
     tell(
         stdout,
-        f"{name} is version {found.version}{acts}{before}\n"
-        f"deploy it with: dynamiccl-deploy export {found.policy} --out DIR",
+        f"{name} is version {found['version']}{acts}{replaced}\n"
+        f"deploy it with: dynamiccl-deploy export {found['policy']} --out DIR",
     )
 
 

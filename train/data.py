@@ -1,10 +1,9 @@
 """The data of a training run: steps to learn from, validation bins to select by, and the base.
 
-The base of learned times is NCCL's predicted cost, or none. Costs help where what NCCL is off by is
-simpler than the times are: that differs from machine to machine. For each (system, collective,
-config) a straight line in size and group shape is fitted to ln(time / NCCL's cost) of the training
-tasks, and one to ln(time), both less that of NCCL's own choice; the base is that whose lines are
-less off on the validation tasks.
+The base of learned times is NCCL's predicted cost, or none: costs help where what NCCL is off by is
+simpler than the times are. For each (system, collective, config) a line in size and group shape is
+fitted to ln(time / NCCL's cost) of the training tasks, and one to ln(time), both less that of
+NCCL's own choice; the base is that whose lines are less off on the validation tasks.
 """
 
 from collections.abc import Iterable
@@ -107,12 +106,11 @@ def load_data(
     with_calls: bool = True,
     split: str = SplitBy.SIZE,
 ) -> TrainingData:
-    """Read a data directory; raises what reading raises, and NotEnoughData.
+    """Read a data directory.
 
     `trigger` is a run directory of a Trigger, or its file: it tells the interference of calls.
-    Raises MissingPath and CorruptFile for what is none. `with_costs`: observations hold NCCL's own
-    cost model, where it is known. `with_calls`: calls of jobs make steps. `split`: what is held
-    out; raises UnknownName.
+    `with_costs`: observations hold NCCL's own cost model, where it is known. `with_calls`: calls of
+    jobs make steps. Raises what reading raises, NotEnoughData, and UnknownName for a split.
     """
     levels = None if not trigger else partial(interference_levels, Detector.load(Path(trigger)))
     everything = read(data_dir)

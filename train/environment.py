@@ -1,13 +1,11 @@
-"""Simulated jobs: call by call for players (`JobCalls`), and in rounds for Gymnasium.
+"""Simulated jobs: call by call for players (`JobCalls`), and in rounds (`DecisionEnv`).
 
-What is seen, what may be chosen and what it earns are made by `datasets`, the same code that makes
-them of recorded calls. A decision is about a task key, as an entry of a decision table is, and
-takes effect only after the ranks have agreed on it (some 116 calls where 16 ranks share a machine):
-with one call a step a rollout would end before its action takes effect. So in `DecisionEnv` a round
-is `period_calls` calls of each job, as often as a brain decides; discount and rollout length count
-rounds. The job does not wait for decisions: without one the last stays in force; and what was
-decided and is not in force yet is part of the observation (as in mvfst-rl, Sivakumar et al. 2019,
-section 3). How to make one with `gymnasium.make` is in docs/simulator.md.
+Observations, choices and rewards are made by the code that makes them of recorded calls. A decision
+is about a task key and takes effect when the ranks have agreed on it (some 116 calls where 16 ranks
+share a machine): with one call a step a rollout would end before. So a round of `DecisionEnv` is
+`period_calls` calls of each job, as often as a brain decides; discount and rollout length count
+rounds. The job does not wait for decisions: without one the last stays; what was decided and is not
+in force yet is observed (as in mvfst-rl, Sivakumar et al. 2019, section 3).
 
 N jobs, K task keys (or calls in a window), W and F features, A actions, H decisions that are seen.
 """
@@ -41,7 +39,7 @@ from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.steps import with_noise
 from dynamiccl.nccl import NUM_PROTOCOLS
 from dynamiccl.simulator.record_jobs import all_configs, check_workload
-from dynamiccl.simulator.scenario import MarkovLink, Scenario, find_scenario
+from dynamiccl.simulator.scenario import MarkovLink, find_scenario
 from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import make_workload
@@ -51,8 +49,6 @@ Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 #: What 16 ranks on one machine took to agree, 22 to 33 ms (`bench_plugin.py`).
 AGREEMENT_US: Final = 28_000.0
-
-
 #: In place of an action: no decision in time, the last one stays in force.
 LATE: Final = -1
 _SLOTS: Final = np.arange(WINDOW_LENGTH)
@@ -66,8 +62,8 @@ class Watch(Protocol):
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Alarms (N,), above 0 while a stream is slow, and levels (N,), below 0 = unknown.
 
-        A stream is a task key of a job under one config, and has one more time, of which `log_time`
-        is the natural logarithm in us; levels are those of the task keys.
+        A stream is a task key of a job under one config; `log_time` is ln(us) of its next call.
+        Levels are of the task keys.
         """
 
 
@@ -88,11 +84,9 @@ class Tables:
         noise: pl.DataFrame | None = None,
         costs: pl.DataFrame | None = None,
     ) -> Self:
-        """The tables of a world.
+        """Of a world, with the launch profiles and the noise bands that a policy was trained with.
 
-        `profiles` are the launch profiles and `noise` the noise bands that a policy was trained
-        with (`datasets.episodes.training_noise`, or its manifest's; None: of none is known), and
-        `costs` NCCL's costs for one that looks at them.
+        `noise` None: of none is known. `costs`: NCCL's costs, for a policy that looks at them.
         """
         if noise is None:
             schema = {**dict.fromkeys(NOISE_KEY, pl.String), "noise_band": pl.Float64}
@@ -128,7 +122,7 @@ class Course:
     """Lengths and delays of an episode."""
 
     episode_calls: int = 1_000
-    #: Calls of a job from a decision to its being in force (`delay_calls`).
+    #: Calls of a job from a decision to its being in force.
     delay_calls: int = 0
     #: Without it the observations of a step are empty, for players that look at nothing.
     observed: bool = True
@@ -139,11 +133,10 @@ def delay_calls(world: World, latency_us: float = AGREEMENT_US) -> int:
     return math.ceil(latency_us / float(world.nominal_us.mean()))
 
 
-class CallRings:
+class _CallRings:
     """The latest K calls of each of R rings, one for each (job, task key); N calls at a time."""
 
     def __init__(self, num_rings: int) -> None:
-        """Start empty."""
         size = num_rings * WINDOW_LENGTH
         # Any valid value for the padding, which is ignored.
         self._calls = CallColumns(
@@ -174,10 +167,10 @@ class CallRings:
 
 
 class JobCalls:
-    """N jobs that call at once, a collective of each a step; their histories, and what is in force.
+    """N jobs, a call of each a step; their histories, and what is in force.
 
     Observations are of the calls that come next: `window` (N, K, W), `context` (N, F) and `mask`
-    (N, A). A decision about a task key is in force `delay_calls` calls of the job later.
+    (N, A). A decision is in force `delay_calls` calls of the job later.
     """
 
     def __init__(
@@ -202,7 +195,7 @@ class JobCalls:
         if seed is not None:
             self._random = np.random.default_rng(seed)
         self.jobs = self.world.jobs(self.num_envs, int(self._random.integers(1 << 62)))
-        self._rings = CallRings(self.num_envs * self._num_keys)
+        self._rings = _CallRings(self.num_envs * self._num_keys)
         shape = (self.num_envs, self._num_keys)
         self._in_force = np.full(shape, ABSTAIN_ACTION, dtype=np.int64)
         #: Keys (N,) and actions (N,) that were decided and are not in force, oldest first.
@@ -215,7 +208,7 @@ class JobCalls:
         return self._observe()
 
     def step(self, actions: Int64Array) -> tuple[dict[str, Any], CallResults]:
-        """Decide about the task keys of the next calls, and run those with the configs in force.
+        """Decide about the next calls, and run them with the configs in force.
 
         Raises ValueError for a masked action.
         """
@@ -229,10 +222,7 @@ class JobCalls:
         return self._observe(), ran
 
     def run(self, actions: Int64Array) -> CallResults:
-        """Run the next calls under `actions` (N,), ignoring pending decisions.
-
-        They are added to the history, with the detector's levels.
-        """
+        """Run the next calls under `actions` (N,), whatever is decided; they join the history."""
         ran = self.jobs.step(actions)
         ring = self._job * self._num_keys + ran.key
         where = ran.key * len(self.world.configs) + ran.action
@@ -273,7 +263,7 @@ def _check(
     job: Int64Array,
     key: Int64Array,
 ) -> None:
-    """Raise ValueError for the first action (M,), of keys (M,) of jobs (M,), that is masked."""
+    """Raise ValueError for the first action (M,) that is masked for its key (M,)."""
     bad = np.flatnonzero((actions != LATE) & ~mask[key, np.maximum(actions, 0)])
     if len(bad):
         call = world.keys[key[bad[0]]]
@@ -287,8 +277,8 @@ def _check(
 class Variation:
     """Domain randomisation: how much episodes differ from each other.
 
-    A policy trained with a single strength overfits to it; in deployment strengths differ (Tobin et
-    al. 2017). Configs and NCCL's costs, which come from the data, do not vary.
+    A policy trained with a single strength overfits to it (Tobin et al. 2017). Configs and NCCL's
+    costs come from the data, and do not vary.
     """
 
     #: By which factor at most slowdowns beyond 1, and dwell times, are more or less; 1 = by none.
@@ -301,7 +291,8 @@ class Variation:
     ) -> tuple[World, Tables]:
         """A randomised copy of a world, and its tables."""
         found = copy.copy(world)
-        found.scenario = self._scenario(world.scenario, random)
+        links = tuple(self._link(link, random) for link in world.scenario.link)
+        found.scenario = world.scenario.model_copy(update={"link": links})
         if self.times > 0.0:
             algorithm, protocol = (
                 np.maximum(each, 0) for each in (world.algorithm, world.protocol)
@@ -314,19 +305,15 @@ class Variation:
                 vars(found).pop(name, None)
         return found, replace(tables, reference_us=found.quiet_us[:, ABSTAIN_ACTION].copy())
 
-    def _scenario(self, scenario: Scenario, random: np.random.Generator) -> Scenario:
-        links: list[Any] = []
-        for link in scenario.link:
-            strength, dwell = np.exp(random.uniform(-1.0, 1.0, 2) * math.log(self.most))
-            if not isinstance(link, MarkovLink):
-                links.append(link)
-                continue
-            changed = {
-                "slowdowns": tuple(1.0 + strength * (each - 1.0) for each in link.slowdowns),
-                "dwell_us": tuple(dwell * each for each in link.dwell_us),
-            }
-            links.append(link.model_copy(update=changed))
-        return scenario.model_copy(update={"link": tuple(links)})
+    def _link(self, link: Any, random: np.random.Generator) -> Any:
+        strength, dwell = np.exp(random.uniform(-1.0, 1.0, 2) * math.log(self.most))
+        if not isinstance(link, MarkovLink):
+            return link
+        changed = {
+            "slowdowns": tuple(1.0 + strength * (each - 1.0) for each in link.slowdowns),
+            "dwell_us": tuple(dwell * each for each in link.dwell_us),
+        }
+        return link.model_copy(update=changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,28 +335,24 @@ class Rounds:
 
     @classmethod
     def of(cls, world: World, period_calls: int = 0, **others: Any) -> Self:
-        """With the delay d = ceil(delay in calls / period) that agreement takes in a world.
+        """With the delay that agreement takes in a world.
 
-        A period of 0 means the interval at which a brain decides: when its last decision is in
-        force.
+        A period of 0: as often as a brain decides, which is when its last decision is in force.
         """
         delay = delay_calls(world)
         period_calls = period_calls or max(delay, 1)
         return cls(period_calls, math.ceil(delay / period_calls), **others)
 
 
-class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
-    """N jobs, a decision about each of their K keys a step; autoreset is in next-step mode.
+class DecisionEnv:
+    """N jobs, a decision about each of their K keys a round.
 
     Observations are `window` (N, K, W, features), `context` (N, K, F), `mask` (N, K, A),
     `decided` (N, K, H), -1 where nothing was, and `earned` (N, K), the rewards of the last round.
-    Actions are (N, K), LATE for none. The reward (N,) is the mean over the calls of a round;
-    `info` has it by key (`earned`, and `calls` of each key), what was in force (`in_force`), and
-    true times of the round's calls, and of NCCL's own choice, whose algorithms are connected and
-    never changed (`true_us`, `default_us`, (N,)).
+    Actions are (N, K), LATE for none. A round tells the mean reward of each key (`earned`), its
+    `calls`, what was `in_force`, and true times (N,) of the round's calls and of NCCL's own choice,
+    whose algorithms are connected and never changed (`true_us`, `default_us`).
     """
-
-    metadata: dict[str, Any] = {"autoreset_mode": "NextStep"}  # noqa: RUF012 - Gymnasium's own
 
     def __init__(
         self,
@@ -385,73 +368,40 @@ class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
         self._variation, self._like = variation, (world, tables)
         self._random = np.random.default_rng()
         self.calls = JobCalls(world, tables, num_jobs, make_watch=make_watch)
-        keys, actions = tables.mask.shape
-        self._pairs = tuple(part.reshape(-1) for part in np.indices((num_jobs, keys)))
+        self._shape = (num_jobs, len(tables.mask))
+        self._pairs = tuple(part.reshape(-1) for part in np.indices(self._shape))
         self._job = np.arange(num_jobs)
-        unbounded = {"low": -np.inf, "high": np.inf, "dtype": np.float32}
-        box = gymnasium.spaces.Box
-        window, context = (WINDOW_LENGTH, len(WINDOW_FEATURES)), tables.context.shape[1:]
-        self.single_observation_space = gymnasium.spaces.Dict(
-            {
-                "window": box(shape=(keys, *window), **unbounded),
-                "context": box(shape=(keys, *context), **unbounded),
-                "mask": gymnasium.spaces.MultiBinary((keys, actions)),
-                "decided": box(LATE, actions - 1, (keys, rounds.seen_decisions), dtype=np.int64),
-                "earned": box(shape=(keys,), **unbounded),
-            }
-        )
-        self.single_action_space = gymnasium.spaces.MultiDiscrete(
-            [actions + 1] * keys, start=[LATE] * keys
-        )
-        self.observation_space = gymnasium.vector.utils.batch_space(
-            self.single_observation_space, num_jobs
-        )
-        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_jobs)
         self.is_over = True
 
-    def reset(
-        self,
-        *,
-        seed: int | None = None,
-        options: dict[str, Any] | None = None,  # noqa: ARG002 - Gymnasium's signature
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Start an episode; every key uses NCCL's own choice."""
+    def reset(self, seed: int | None = None) -> dict[str, Any]:
+        """Start an episode, in which every key uses NCCL's own choice; the first observations."""
         if seed is not None:
             self._random = np.random.default_rng(seed)
         if self._variation is not None:
             self.world, self.tables = self._variation.draw(*self._like, self._random)
             self.calls.world, self.calls.tables = self.world, self.tables
         self.calls.reset(seed)
-        keys = self.tables.mask.shape[0]
         count = max(self.rounds.seen_decisions, self.rounds.delay_rounds + 1)
         #: (N, K, .) the latest decisions, oldest first; LATE is replaced by its predecessor.
-        self._decided: Int64Array = np.full((self.num_envs, keys, count), LATE, dtype=np.int64)
-        self._earned = np.zeros((self.num_envs, keys), dtype=np.float32)
-        self._round = 0
-        self.is_over = False
-        return self._observe(), {}
+        self._decided: Int64Array = np.full((*self._shape, count), LATE, dtype=np.int64)
+        self._earned = np.zeros(self._shape, dtype=np.float32)
+        self._round, self.is_over = 0, False
+        return self._observe()
 
-    def step(
-        self, actions: Int64Array
-    ) -> tuple[dict[str, Any], npt.NDArray[np.floating[Any]], Any, Any, dict[str, Any]]:
-        """Decide about every key, and run a round with the configs in force.
+    def step(self, actions: Int64Array) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Decide about every key, and run a round with the configs in force; what it told.
 
         Raises ValueError for a masked action.
         """
-        none = np.zeros(self.num_envs, dtype=np.bool_)
-        if self.is_over:
-            found, info = self.reset()
-            return found, np.zeros(self.num_envs), none, none, info
-        actions = np.asarray(actions, dtype=np.int64)
         _check(self.world, self.tables.mask, actions.ravel(), *self._pairs)
         last = self._decided[:, :, -1]
         self._decided[:, :, :-1] = self._decided[:, :, 1:]
         self._decided[:, :, -1] = np.where(actions == LATE, last, actions)
-        info = self._run_round()
+        told = self._run_round()
+        self._earned = told["earned"].astype(np.float32)
         self._round += 1
         self.is_over = self._round >= self.rounds.episode_rounds
-        earned = (info["earned"] * info["calls"]).sum(axis=1) / self.rounds.period_calls
-        return self._observe(), earned, none, none | self.is_over, info
+        return self._observe(), told
 
     def _run_round(self) -> dict[str, Any]:
         in_force = self._decided[:, :, -1 - self.rounds.delay_rounds]
@@ -466,10 +416,8 @@ class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
             earned[self._job, key] += reward(ran.measured_us, self.tables.reference_us[key])
             calls[self._job, key] += 1
             true_us += ran.true_us
-        earned /= np.maximum(calls, 1)
-        self._earned = earned.astype(np.float32)
         return {
-            "earned": earned,
+            "earned": earned / np.maximum(calls, 1),
             "calls": calls,
             "in_force": in_force,
             "true_us": true_us,
@@ -477,81 +425,82 @@ class DecisionEnv(gymnasium.vector.VectorEnv[dict[str, Any], Int64Array, Any]):
         }
 
     def _observe(self) -> dict[str, Any]:
-        shape = self.tables.mask.shape[0]
         seen = self.calls.look(*self._pairs)
-        found = {
-            name: part.reshape(self.num_envs, shape, *part.shape[1:]) for name, part in seen.items()
-        }
-        count = self.rounds.seen_decisions
+        found = {name: part.reshape(*self._shape, *part.shape[1:]) for name, part in seen.items()}
+        first = self._decided.shape[2] - self.rounds.seen_decisions
         return found | {
             "mask": found["mask"].astype(np.int8),
-            "decided": self._decided[:, :, self._decided.shape[2] - count :].copy(),
+            "decided": self._decided[:, :, first:].copy(),
             "earned": self._earned,
         }
 
 
-def make_vector(  # noqa: PLR0913 - all of a world, by name
-    num_envs: int = 1,
-    *,
-    system: str = "b300-nvlink",
-    workload: str | Sequence[str] = "decode",
-    scenario: str = "busy-host",
-    num_nodes: int = 0,
-    ranks_per_node: int = 0,
-    period_calls: int = 0,
-    episode_rounds: int = 200,
-    seen_decisions: int = 4,
-) -> DecisionEnv:
-    """N jobs on a system by name or file; 0 nodes or ranks: the largest group.
+class Collectives(gymnasium.Env[dict[str, Any], Int64Array]):
+    """One job of `DecisionEnv`, without the dimension N, and lenient towards invalid configs.
 
-    Raises UnknownName for an unknown name, and UserError for a workload that the system cannot run.
-    """
-    found = find_system(system)
-    largest = found.groups()[-1]
-    shape = Group(num_nodes or largest.num_nodes, ranks_per_node or largest.ranks_per_node)
-    names = [workload] if isinstance(workload, str) else list(workload)
-    made = make_workload(names, shape)
-    check_workload(found, made)
-    world = World(found, made, all_configs(found, made), find_scenario(scenario))
-    rounds = Rounds.of(
-        world, period_calls, episode_rounds=episode_rounds, seen_decisions=seen_decisions
-    )
-    return DecisionEnv(world, Tables.of(world, [DEFAULT_PROFILE]), num_envs, rounds)
-
-
-class Collectives(gymnasium.Env[dict[str, Any], npt.NDArray[np.int64]]):
-    """One job: `DecisionEnv` without the dimension N, and lenient towards invalid configs.
-
-    A config that NCCL lacks for a call is no error: NCCL decides itself, as it does when a tuner
-    asks for one. `info` has `earned` and `calls` by task key, `true_us` and `default_us`.
+    Where NCCL lacks a config it decides itself, as it does when a tuner asks for one. The reward is
+    the mean over the calls of a round.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own
 
-    def __init__(self, render_mode: str | None = None, **world: Any) -> None:
-        """The arguments are those of `make_vector`; there is nothing to render."""
-        self.render_mode = render_mode
-        self.jobs = make_vector(1, **world)
-        self.observation_space = self.jobs.single_observation_space
-        self.action_space = self.jobs.single_action_space
+    def __init__(
+        self,
+        *,
+        system: str = "b300-nvlink",
+        workload: str | Sequence[str] = "decode",
+        scenario: str = "busy-host",
+        num_nodes: int = 0,
+        ranks_per_node: int = 0,
+        period_calls: int = 0,
+        **rounds: int,
+    ) -> None:
+        """A system by name or file; 0 nodes or ranks: the largest group. `rounds`: of `Rounds`.
+
+        Raises UnknownName for an unknown name, and UserError for a workload that cannot run there.
+        """
+        found = find_system(system)
+        largest = found.groups()[-1]
+        shape = Group(num_nodes or largest.num_nodes, ranks_per_node or largest.ranks_per_node)
+        names = [workload] if isinstance(workload, str) else list(workload)
+        made = make_workload(names, shape)
+        check_workload(found, made)
+        world = World(found, made, all_configs(found, made), find_scenario(scenario))
+        tables = Tables.of(world, [DEFAULT_PROFILE])
+        self.jobs = DecisionEnv(world, tables, 1, Rounds.of(world, period_calls, **rounds))
+        self._mask = tables.mask
+        keys, actions = self._mask.shape
+        unbounded = {"low": -np.inf, "high": np.inf, "dtype": np.float32}
+        box, decisions = gymnasium.spaces.Box, (keys, self.jobs.rounds.seen_decisions)
+        window = (keys, WINDOW_LENGTH, len(WINDOW_FEATURES))
+        self.observation_space = gymnasium.spaces.Dict(
+            {
+                "window": box(shape=window, **unbounded),
+                "context": box(shape=(keys, tables.context.shape[1]), **unbounded),
+                "mask": gymnasium.spaces.MultiBinary((keys, actions)),
+                "decided": box(LATE, actions - 1, decisions, dtype=np.int64),
+                "earned": box(shape=(keys,), **unbounded),
+            }
+        )
+        choices = [actions + 1] * keys
+        self.action_space = gymnasium.spaces.MultiDiscrete(choices, start=[LATE] * keys)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Start an episode; every key uses NCCL's own choice."""
-        super().reset(seed=seed)
-        found, _ = self.jobs.reset(seed=seed, options=options)
-        return _only(found), {}
+        super().reset(seed=seed, options=options)
+        return _only(self.jobs.reset(seed)), {}
 
     def step(
         self, action: npt.NDArray[np.int64]
     ) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Set the config of every task key, and run a round."""
         asked = np.asarray(action, dtype=np.int64)
-        mask = self.jobs.tables.mask
-        has = mask[np.arange(len(mask)), np.maximum(asked, 0)] | (asked == LATE)
-        found, earned, _, over, info = self.jobs.step(np.where(has, asked, ABSTAIN_ACTION)[None])
-        return _only(found), float(earned[0]), False, bool(over[0]), _only(info)
+        has = self._mask[np.arange(len(asked)), np.maximum(asked, 0)] | (asked == LATE)
+        found, told = self.jobs.step(np.where(has, asked, ABSTAIN_ACTION)[None])
+        earned = float((told["earned"] * told["calls"]).sum() / self.jobs.rounds.period_calls)
+        return _only(found), earned, False, self.jobs.is_over, _only(told)
 
 
 def _only(found: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, cast
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -28,7 +29,9 @@ from dynamiccl.datasets.manifest import (
 )
 from dynamiccl.datasets.schema import SCHEMA_VERSION
 from dynamiccl.datasets.store import git_commit
+from dynamiccl.drawn_worlds import Floats
 from dynamiccl.errors import MissingPath, UserError
+from dynamiccl.files import replacing
 from dynamiccl.train import tracking
 from dynamiccl.train.cautious.fit import Calibration, fit_tables
 from dynamiccl.train.data import TrainingData, base_residuals, load_data
@@ -36,13 +39,12 @@ from dynamiccl.train.loop import Loop, read_state
 from dynamiccl.train.networks import ActionInputs, Network
 from dynamiccl.train.policy import PolicyModule, StatefulPolicyModule, forward, save_script
 from dynamiccl.train.recipe import CAUTIOUS, ONLINE, Recipe
-from dynamiccl.train.tracking import kept_folder
 from dynamiccl.train.trigger.detector import copy_trigger
 
-#: Called after each epoch with the steps done, their total, and the epoch's metrics.
+#: After each epoch: the steps done, their total, and the epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
 
-#: The state file from which a killed run resumes; removed when the run finishes.
+#: From which a killed run resumes; removed when it finishes.
 _STATE_NAME: Final = "state.pt"
 #: The arguments of a run, to resume one that was killed before its first epoch.
 _BEGUN_NAME: Final = "begun.json"
@@ -90,9 +92,8 @@ def fit(  # noqa: PLR0913 - all of a run
 ) -> FitSummary:
     """Train, choose the checkpoint and the abstain margin on validation, export, and track.
 
-    `ray`: the address of a cluster whose actors play, for IMPALA. Raises what reading the data
-    raises, NotEnoughData when nothing can be trained or validated on, and UserError for a tracking
-    URI that cannot be used, and for a threshold without a Trigger.
+    `ray`: the address of a cluster whose actors play, for IMPALA. Raises as `load_data`, and
+    UserError for a tracking URI that cannot be used, and for a threshold without a Trigger.
     """
     if recipe.level_threshold and not recipe.trigger:
         raise UserError(
@@ -103,11 +104,9 @@ def fit(  # noqa: PLR0913 - all of a run
     name = f"{tags.get('setting', recipe.name)}-seed{seed}"
     with tracking.start_run(tracking_uri, experiment, name, tags) as run:
         training = _Training(data, recipe, seed, run, progress, ray)
-        path = training.state_path.with_name(_BEGUN_NAME)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        hidden = path.with_name(f".{path.name}")
-        hidden.write_text(json.dumps(training.facts), encoding="utf-8")
-        hidden.replace(path)
+        run.kept_folder.mkdir(parents=True, exist_ok=True)
+        with replacing(run.kept_folder / _BEGUN_NAME) as hidden:
+            hidden.write_text(json.dumps(training.facts), encoding="utf-8")
         training.begin(data_dir)
         return training.train()
 
@@ -122,22 +121,21 @@ def resume(
 ) -> FitSummary:
     """Continue a killed run in the same MLflow run, with the result of an uninterrupted one.
 
-    A run killed before its first epoch starts anew. Raises what `fit` raises, MissingPath when the
-    run left no state, CorruptFile when it cannot be read, and UserError when the data are not those
-    that the run began with.
+    Raises what `fit` raises, MissingPath and CorruptFile for its state, and UserError when the data
+    are not those that the run began with.
     """
     with tracking.continue_run(tracking_uri, run_id) as run:
         facts, state = _begun(run)
-        recipe, seed = Recipe.from_json(facts["recipe"]), int(facts["seed"])
+        recipe, seed = Recipe(**facts["recipe"]), int(facts["seed"])
         data = _load(data_dir, recipe, seed, ray)
         if data.digest != facts["data_hash"]:
-            first = f"{facts['data_hash'][:12]}, {run.param('data')}"
+            first = f"{facts['data_hash'][:12]}, {run.data.params.get('data')}"
             raise UserError(
                 f"{data_dir} (hash {data.digest[:12]}) is not what run '{run_id}' began with "
                 f"({first}); give --data that directory"
             )
         training = _Training(data, recipe, seed, run, progress, ray)
-        if state is None and not run.tag("data_hash"):
+        if state is None and not run.data.tags.get("data_hash"):
             training.begin(data_dir)
         return training.train(state)
 
@@ -160,11 +158,10 @@ def _load(data_dir: Path, recipe: Recipe, seed: int, ray: str | None) -> Trainin
 
 def _begun(run: tracking.Run) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """The arguments that a run began with, and its last state; None before the first epoch."""
-    path = _state_path(run)
+    path, begun = run.kept_folder / _STATE_NAME, run.kept_folder / _BEGUN_NAME
     if path.exists():
         state = read_state(path)
         return state["facts"], state
-    begun = path.with_name(_BEGUN_NAME)
     if not begun.exists():
         raise MissingPath(
             f"state of run '{run.run_id}'",
@@ -172,11 +169,6 @@ def _begun(run: tracking.Run) -> tuple[dict[str, Any], dict[str, Any] | None]:
             "a run keeps one until it is finished; begin anew with 'dynamiccl-train fit'",
         )
     return json.loads(begun.read_text(encoding="utf-8")), None
-
-
-def _state_path(run: tracking.Run) -> Path:
-    """The state file: among the run's local artifacts, else in the user's state directory."""
-    return kept_folder(run.directory, run.run_id) / _STATE_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +181,6 @@ class _Training:
     run: tracking.Run
     progress: Progress
     ray: str | None
-
-    @property
-    def state_path(self) -> Path:
-        return _state_path(self.run)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -217,15 +205,14 @@ class _Training:
         """Train and export; continues from `state` if given."""
         with tempfile.TemporaryDirectory() as folder:
             scratch = Path(folder)
-            for name in ("plots", POLICY_FOLDER):
-                (scratch / name).mkdir()
+            (scratch / POLICY_FOLDER).mkdir()
             if self.recipe.algorithm in CAUTIOUS:
                 made = self._fit_tables(scratch)
             else:
-                made = self._fit_networks(state, scratch)
+                made = self._fit_networks(state)
             summary = self._end(scratch, *made)
         for name in (_STATE_NAME, _BEGUN_NAME):
-            self.state_path.with_name(name).unlink(missing_ok=True)
+            (self.run.kept_folder / name).unlink(missing_ok=True)
         return summary
 
     def _make_loop(self) -> Loop:
@@ -233,7 +220,7 @@ class _Training:
         torch.manual_seed(self.seed)
         uses_cost = recipe.action_inputs and data.costs is not None and self._uses_cost()
         if recipe.algorithm in ONLINE:
-            from dynamiccl.train.online.make import make_loop as make_online_loop
+            from dynamiccl.train.online import make_loop as make_online_loop
 
             return make_online_loop(data, recipe, self.seed, uses_cost=uses_cost, ray=self.ray)
         from dynamiccl.train.offline import make_loop  # d3rlpy, which no other recipe needs
@@ -248,32 +235,27 @@ class _Training:
         found = base_residuals(self.data)
         if found is not None:
             names = ("residual_over_cost", "residual_over_time")
-            self.run.log_metrics(dict(zip(names, found, strict=True)), step=0)
+            self.run.log(dict(zip(names, found, strict=True)))
         uses_cost = found is not None and found[0] < found[1]
-        self.run.set_tags({"cost_base": "cost" if uses_cost else "time"})
+        self.run.log(tags={"cost_base": "cost" if uses_cost else "time"})
         return uses_cost
 
-    def _fit_networks(self, state: dict[str, Any] | None, scratch: Path) -> _Made:
+    def _fit_networks(self, state: dict[str, Any] | None) -> _Made:
         """The best checkpoint with the margin that is best on validation; of equals the largest."""
-        from dynamiccl.train.plots import training_curves  # Matplotlib takes a second to import
-
         data, recipe, loop = self.data, self.recipe, self._make_loop()
         if state is not None:
             loop.restore(state)
-            if loop.step not in self.run.history("validation_regret"):  # killed in between
-                self.run.log_metrics(loop.latest, step=loop.step)
+            if loop.step not in self.run.steps("validation_regret"):  # killed in between
+                self.run.log(loop.latest, step=loop.step)
         started = time.monotonic()
         with contextlib.closing(loop):
             while not loop.is_over:
                 loop.run_epoch()
-                loop.save(self.state_path, **self.facts)
-                self.run.log_metrics(loop.latest, step=loop.step)
+                loop.save(self.run.kept_folder / _STATE_NAME, **self.facts)
+                self.run.log(loop.latest, step=loop.step)
                 self.progress(loop.step, recipe.steps, loop.latest)
         seconds = time.monotonic() - started
         best, members = loop.best(), cast(Any, loop.source.members)
-        (scratch / "checkpoints").mkdir()
-        torch.save(members.state_dict(), scratch / "checkpoints" / "last.pt")
-        torch.save(best.weights, scratch / "checkpoints" / "best.pt")
         members.load_state_dict(best.weights)
         networks, is_unanimous = cast(Iterable[Network], members), recipe.unanimous
         regret, negative_margin = min(
@@ -285,17 +267,12 @@ class _Training:
             module: PolicyModule = StatefulPolicyModule(members[0], margin, warm_margin)
         else:
             module = PolicyModule(networks, margin, warm_margin, is_unanimous=is_unanimous)
-        default = data.default_regret()
-        figure = training_curves(loop.curves, best_step=best.step, default_regret=default)
-        figure.savefig(scratch / "plots" / "training.png", dpi=120)
         found = {"steps": recipe.steps, "seconds": seconds, "best_step": best.step}
         found |= {"validation_regret": regret, "abstain_margin": margin}
         return module, {"abstain_margin": margin}, found
 
     def _fit_tables(self, scratch: Path) -> _Made:
         """Tables of a belief, and how far calibration says that they can be trusted."""
-        from dynamiccl.train.plots import calibration_plot  # Matplotlib takes a second to import
-
         data, alpha, started = self.data, self.recipe.alpha, time.monotonic()
         fitted = fit_tables(
             data, alpha=alpha, progress=lambda done, count: self.progress(done, count, {})
@@ -321,8 +298,9 @@ class _Training:
             if len(every):
                 figures[f"coverage_90_{name}"] = every.coverage
         every = Calibration.joined(fitted.of_sizes)
-        figure = calibration_plot(every.predicted, every.measured, every.reach)
-        figure.savefig(scratch / "plots" / "calibration.png", dpi=120)
+        (scratch / "plots").mkdir()
+        path = scratch / "plots" / "calibration.png"
+        _plot_calibration(path, every.predicted, every.measured, every.reach)
         return fitted.policy, figures, found
 
     def _end(
@@ -356,13 +334,13 @@ class _Training:
             "train_seconds": summary.seconds,
             **figures,
         }
-        run.log_metrics(metrics, step=summary.steps)
-        run.describe(
+        text = (
             f"{recipe.summary}. Mean regret on {summary.validation_tasks} validation tasks: "
             f"{summary.validation_regret:.2%} "
             f"(NCCL's default {summary.validation_default_regret:.2%})."
         )
-        run.finish(scratch, summary)
+        run.log(metrics, step=summary.steps, text=text)
+        run.finish(summary, scratch)
         return summary
 
     def _export(self, folder: Path, module: nn.Module, margin: float) -> Manifest:
@@ -395,3 +373,26 @@ class _Training:
             trigger=watching,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         ).write(folder)
+
+
+def _plot_calibration(path: Path, predicted: Floats, measured: Floats, reach: Floats) -> None:
+    """Predicted against measured gain (ln) of the choices for held-out tasks.
+
+    `reach` is half of the width of the predicted intervals.
+    """
+    from matplotlib.figure import Figure  # takes a second to import
+
+    figure = Figure(figsize=(4.8, 4.4), layout="constrained")
+    axes = figure.subplots()
+    predicted, measured = 100.0 * np.expm1(predicted), 100.0 * np.expm1(measured)
+    axes.errorbar(predicted, measured, xerr=100.0 * reach, fmt="o", ms=3, lw=0.6, color="tab:blue")
+    both = np.concatenate([predicted, measured])
+    ends = [float(both.min()), float(both.max())]
+    axes.plot(ends, ends, color="grey", linestyle="--", label="as predicted")
+    axes.axhline(0.0, color="tab:red", linewidth=0.8, label="NCCL's own choice")
+    axes.set(xlabel="predicted gain, 90 % interval (%)", ylabel="measured gain (%)")
+    margin = 0.1 * (ends[1] - ends[0])
+    axes.set_xlim(ends[0] - margin, ends[1] + margin)  # intervals may be far wider
+    axes.legend(loc="upper left", fontsize=8)
+    axes.grid(visible=True, alpha=0.3)
+    figure.savefig(path, dpi=120)

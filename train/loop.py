@@ -1,10 +1,5 @@
-"""The training loop of a run: updates, validation, checkpoints, save and restore.
+"""The training loop of a run: updates, validation, checkpoints, save and restore."""
 
-Updates come from a `Source`: gradient steps on recorded data, or actors that play in simulated
-worlds (`online/`).
-"""
-
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,14 +12,14 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from dynamiccl.errors import CorruptFile
+from dynamiccl.files import replacing
 from dynamiccl.train.recipe import Recipe
 
-#: Version of the state format.
-STATE_VERSION: Final = 6
+STATE_VERSION: Final = 7
 
 
 class Source(ABC):
-    """What makes the updates of a run."""
+    """What makes the updates: gradient steps on recorded data, or actors that play (`online/`)."""
 
     #: The networks that are updated; their running average is validated and exported.
     members: nn.ModuleList
@@ -71,14 +66,10 @@ class Loop:
         recipe: Recipe,
         validate: Callable[[nn.ModuleList], dict[str, float]],
     ) -> None:
-        """`validate` gives metrics of networks.
-
-        Among them are `validation_regret` (the mean, a fraction), and where actors play
-        `validation_speedup`, by which checkpoints are chosen then.
-        """
+        """`validate` gives metrics: `validation_regret` (a fraction), of actors `_speedup` too."""
         self.step = 0
-        #: Metrics at the end of each epoch, `step` among them.
-        self.curves: dict[str, list[Any]] = {}
+        #: Metrics of the latest epoch.
+        self.latest: dict[str, float] = {}
         self.source, self._recipe, self._validate = source, recipe, validate
         self._checkpoints: list[Checkpoint] = []
         decay = get_ema_multi_avg_fn(recipe.average_decay)  # type: ignore[no-untyped-call]
@@ -89,11 +80,6 @@ class Loop:
     def is_over(self) -> bool:
         """Whether all steps are done."""
         return self.step >= self._recipe.steps
-
-    @property
-    def latest(self) -> dict[str, float]:
-        """Metrics of the latest epoch."""
-        return {name: values[-1] for name, values in self.curves.items() if name != "step"}
 
     def run_epoch(self) -> None:
         """Make the updates up to the next validation, and validate; actors go on meanwhile.
@@ -111,8 +97,7 @@ class Loop:
             self._averaged.update_parameters(self.source.members)
         values = {name: float(np.mean([each[name] for each in made])) for name in made[0]}
         values |= self._validate(cast(nn.ModuleList, self._averaged.module))
-        for name, value in {"step": self.step, **values, **self.source.metrics}.items():
-            self.curves.setdefault(name, []).append(value)
+        self.latest = values | self.source.metrics
         # Only of the second half: the learning rate has come down, and actors explore less.
         if self.step * 2 > self._recipe.steps:
             score = -values.get("validation_speedup", -values["validation_regret"])
@@ -125,11 +110,10 @@ class Loop:
     def best(self) -> Checkpoint:
         """The checkpoint to export: the latest within the recipe's tolerance of the best one.
 
-        There are few validation tasks, so the very best is partly luck; later weights are better
-        trained. Of actors it is the fastest: cold validation tells little of them, and the last
-        policy may be worse than one before it.
+        There are few validation tasks, so the very best is partly luck. Of actors it is the
+        fastest: cold validation tells little of them, and the last may be worse than one before.
         """
-        plays = "validation_speedup" in self.curves
+        plays = "validation_speedup" in self.latest
         tolerance = 0.0 if plays else self._recipe.checkpoint_tolerance
         best = min(each.score for each in self._checkpoints)
         return [each for each in self._checkpoints if each.score <= best + tolerance][-1]
@@ -143,26 +127,23 @@ class Loop:
         state = {
             "version": STATE_VERSION,
             "step": self.step,
-            "curves": self.curves,
+            "latest": self.latest,
             "checkpoints": [asdict(checkpoint) for checkpoint in self._checkpoints],
             "averaged": self._averaged.state_dict(),
             "source": self.source.state(),
             "facts": facts,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        with part.open("wb") as file:
+        # To a file of ours: torch's own writer ends the process on a full disk (torch 2.13).
+        with replacing(path, is_synced=True) as hidden, hidden.open("wb") as file:
             torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a state of `read_state`; asynchronous actors do not repeat exactly."""
         self.source.restore(state["source"])
         self._averaged.load_state_dict(state["averaged"])
         self._checkpoints = [Checkpoint(**checkpoint) for checkpoint in state["checkpoints"]]
-        self.curves, self.step = state["curves"], state["step"]
+        self.latest, self.step = state["latest"], state["step"]
 
 
 def read_state(path: Path) -> dict[str, Any]:

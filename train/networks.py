@@ -5,18 +5,15 @@
 
 All of it is TorchScript: what is trained is what is exported.
 
-Rewards are -time/reference, always negative and spread over two orders of magnitude: a bad protocol
-is 50 times slower, and what has to be told apart is 2 %. A head therefore predicts z = log(-Q), the
-log of time over reference, and the loss is taken in z (a value rescaling as in Pohlen et al. 2018,
-"Observe and Look Further", section 3.2); Q = -exp(z) itself stays the plain reward.
+Rewards are -time/reference: a bad protocol is 50 times slower, and what has to be told apart is
+2 %. So a head predicts z = log(-Q), the log of time over reference, and the loss is taken in z (a
+value rescaling as in Pohlen et al. 2018, section 3.2); Q = -exp(z) stays the plain reward.
 
-Dueling (Wang et al. 2016, section 3): z_a = V + A_a - A_0. The advantage is anchored at action 0
-instead of at the mean, so V is the value of abstaining, an advantage is relative to NCCL's own
-choice, and no Q value depends on which other actions the mask allows.
+Dueling (Wang et al. 2016, section 3): z_a = V + A_a - A_0. Anchored at action 0 instead of at the
+mean, V is the value of abstaining, and no Q value depends on what the mask allows.
 
-With actions as inputs (`ActionHead`), configs share what is learned of them: a channel count that
-was rarely tried is near its neighbours, and a cell is what NCCL's own cost model says of it, give
-or take:
+With actions as inputs (`ActionHead`), configs share what is learned of them: a rare channel count
+is near its neighbours, and a cell is what NCCL's own cost model says of it, give or take:
 
     z_a = V(task) + n(task, a) + c_a  -  (n(task, 0) + c_0)
 
@@ -51,15 +48,13 @@ FILTER_CALLS: Final = 4
 class SizeWaves(nn.Module):
     """Sines and cosines of log2 size, so that the network can bend where NCCL's choice jumps.
 
-    NCCL's default switches configs from one size to the next; the time over it jumps there, and an
-    MLP over log2 size alone smooths the jump away (Tancik et al. 2020, "Fourier Features"). The
+    An MLP over log2 size alone smooths jumps away (Tancik et al. 2020, "Fourier Features"). The
     shortest wave spans held-out octaves, so that it interpolates between training sizes.
     """
 
     angular: torch.Tensor
 
     def __init__(self) -> None:
-        """Make the frequencies; they are constants, not weights."""
         super().__init__()
         self.register_buffer("angular", 2.0 * torch.pi / torch.tensor(WAVE_OCTAVES))
         self.log2_size = CONTEXT_COLUMN["log2_size"]
@@ -70,24 +65,18 @@ class SizeWaves(nn.Module):
         return torch.cat([torch.sin(angle_BN), torch.cos(angle_BN)], dim=1)
 
 
-class FlatWindow(nn.Module):
-    """The window, flattened."""
+class FlatWindow(nn.Flatten):
+    """The window, flattened: (B, K x W)."""
 
     def __init__(self, window_shape: Sequence[int]) -> None:
-        """No parameters."""
         super().__init__()
         self.width = int(window_shape[0] * window_shape[1])
-
-    def forward(self, window_BKW: torch.Tensor) -> torch.Tensor:
-        """(B, K x W)."""
-        return window_BKW.flatten(1)
 
 
 class ConvolvedWindow(nn.Module):
     """Convolutions over the calls, as in Pensieve (section 5.1)."""
 
     def __init__(self, window_shape: Sequence[int]) -> None:
-        """Lay out the filters."""
         super().__init__()
         self.filters = nn.Conv1d(int(window_shape[1]), WINDOW_UNITS, FILTER_CALLS)
         self.width = WINDOW_UNITS * (int(window_shape[0]) - FILTER_CALLS + 1)
@@ -101,12 +90,10 @@ class ConvolvedWindow(nn.Module):
 class RecurrentWindow(nn.Module):
     """The last hidden state of an LSTM or GRU over the calls, oldest first; zero if none.
 
-    Windows are right-aligned: padding comes first and is marked by the feature `valid`. Cold rows,
-    half of those of static data, do not run through it.
+    Padding comes first, marked by the feature `valid`. Cold rows do not run through it.
     """
 
     def __init__(self, layer: type[nn.LSTM | nn.GRU], window_shape: Sequence[int]) -> None:
-        """Lay out the layer."""
         super().__init__()
         self.recurrent = layer(int(window_shape[1]), WINDOW_UNITS, batch_first=True)
         self.width = WINDOW_UNITS
@@ -132,7 +119,7 @@ WINDOW_ENCODERS: Final[dict[str, Callable[[Sequence[int]], Any]]] = {
 
 
 def register_window_encoder(name: str, make: Callable[[Sequence[int]], nn.Module]) -> None:
-    """Let recipes name a window encoder of one's own; registering a name anew replaces it.
+    """Let recipes name a window encoder of one's own.
 
     `make` gets the window's shape (K, W) and gives a TorchScript-able module from windows (B, K, W)
     to features (B, `width`), `width` being an attribute of it.
@@ -179,11 +166,7 @@ class Trunk(nn.Module):
         hidden_sizes: Sequence[int],
         window_encoder: str = "mlp",
     ) -> None:
-        """Lay out the layers for a (K, W) window and F context features.
-
-        Raises UnknownName for a window encoder that is not registered, and UserError for one
-        that cannot be trained and exported.
-        """
+        """Raises UnknownName for a window encoder, and UserError for one that cannot be trained."""
         super().__init__()
         if window_encoder not in WINDOW_ENCODERS:
             raise UnknownName("window encoder", window_encoder, WINDOW_ENCODERS)
@@ -220,19 +203,15 @@ _DECISION_UNITS: Final = 8
 class StatefulTrunk(nn.Module):
     """A trunk with an LSTM over the decisions about all keys of a job.
 
-    (window, context, decided, h, c) -> features (B, H + U), h, c.
+    What a key's window cannot show, the job's other keys can: the same network slows them down. The
+    state steps once for each decision about a key that has new calls, with what is seen of it and
+    what was decided last (mvfst-rl, Sivakumar et al. 2019, section 4.1; Mnih et al. 2016, 5.6).
 
-    What a key's window cannot show, the job's other keys can: they are slowed down by the same
-    network. The state steps once for each decision about a key that has new calls, with what is
-    seen of it and what was decided about it last (mvfst-rl, Sivakumar et al. 2019, section 4.1;
-    Mnih et al. 2016, section 5.6). The last reward is in the window, as the time of the last call.
-
-    `decided` (B,) is the action that was decided last about each key, -1 = none; h and c (B, U) are
-    of the LSTM, zeros where a job begins.
+    `decided` (B,) is the last action about each key, -1 = none; h and c (B, U) are of the LSTM,
+    zeros where a job begins.
     """
 
     def __init__(self, trunk: Trunk, hidden_size: int, num_actions: int, units: int) -> None:
-        """Put a state of so many units behind a trunk whose features are `hidden_size` wide."""
         super().__init__()
         self.trunk = trunk
         self.decided = nn.Embedding(num_actions + 1, _DECISION_UNITS)
@@ -387,9 +366,6 @@ class ActionFeatures(nn.Module):
 UNITS: Final = 64
 #: ln of a time over that of NCCL's choice that is never the least.
 _WORST: Final = 8.0
-#: Sharpness of a head of times, from z to log odds: a config that is predicted to be 3 % slower is
-#: taken 1 / e times as often. An actor's own head has log odds, and a sharpness of 1.
-SHARPNESS: Final = 1.0 / 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +384,6 @@ class ActionHead(nn.Module):
     scale: torch.Tensor
 
     def __init__(self, hidden_size: int, inputs: ActionInputs) -> None:
-        """Lay out the layers."""
         super().__init__()
         self.features = ActionFeatures(inputs.configs, inputs.cost_start)
         self.task = nn.Linear(hidden_size, UNITS)
@@ -417,7 +392,6 @@ class ActionHead(nn.Module):
         self.out = nn.Linear(UNITS, 1)
         self.value = nn.Linear(hidden_size, 1)
         self.uses_cost = inputs.uses_cost
-        self.sharpness = SHARPNESS
         self.log_cost = LOG_COST
         self.cost_known = COST_KNOWN
         self.worst = _WORST
@@ -459,14 +433,12 @@ Z_MAX: Final = 8.0
 
 
 class LogTimeHead(nn.Module):
-    """Dueling head: (hidden_BH, context_BF) -> z (B, A), of a value and advantages."""
+    """Dueling head: of a value and advantages."""
 
     def __init__(self, hidden_size: int, action_size: int) -> None:
-        """Lay out both heads."""
         super().__init__()
         self.value = nn.Linear(hidden_size, 1)
         self.advantage = nn.Linear(hidden_size, action_size)
-        self.sharpness = SHARPNESS
 
     def forward(self, hidden_BH: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """Z (B, A): predicted log of time over reference."""
@@ -478,10 +450,8 @@ class PlainHead(nn.Module):
     """Z of every action, without dueling."""
 
     def __init__(self, hidden_size: int, action_size: int) -> None:
-        """Lay out the layer."""
         super().__init__()
         self.layer = nn.Linear(hidden_size, action_size)
-        self.sharpness = SHARPNESS
 
     def forward(self, hidden_BH: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """Z (B, A)."""
@@ -496,7 +466,6 @@ class Network(nn.Module):
     """(window_BKW, context_BF) -> z (B, A), the least being the best: a trunk and a head."""
 
     def __init__(self, trunk: Trunk | StatefulTrunk, head: Head) -> None:
-        """Put a head on a trunk."""
         super().__init__()
         # Any: what it is made of is called by methods that torch does not know of.
         self.trunk: Any = trunk
@@ -529,7 +498,7 @@ class Imitator(Network):
         action_size: int,
         actions: ActionInputs | None = None,
     ) -> None:
-        """Put a head on `trunk`; `actions` is for a head with action features."""
+        """`actions` is for a head with action features."""
         # Drawn and thrown away: without it weights would begin elsewhere than they ever did.
         nn.Linear(hidden_size, action_size)
         head: Head
@@ -537,14 +506,13 @@ class Imitator(Network):
             head = ActionHead(hidden_size, actions)
         else:
             head = PlainHead(hidden_size, action_size)
-        head.sharpness = 1.0
         super().__init__(trunk, head)
 
     def logits(
         self, hidden_BH: torch.Tensor, context_BF: torch.Tensor, mask_BA: torch.Tensor
     ) -> torch.Tensor:
         """Logits (B, A), those of masked actions at MASKED_Q."""
-        z_BA = self.head.sharpness * self.head(hidden_BH, context_BF)
+        z_BA = self.head(hidden_BH, context_BF)
         return -z_BA.masked_fill(mask_BA < 0.5, -MASKED_Q)  # type: ignore[no-any-return]
 
 
@@ -577,11 +545,9 @@ def _some_observations(steps: Steps) -> Observations:
 
 def _scaling(rows: Float32Array) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and standard deviation of each column; 0 and 1 without rows."""
-    width = rows.shape[1]
-    mean, scale = np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32)
-    if len(rows):
-        mean = rows.mean(axis=0)
-        spread = rows.std(axis=0)
-        # A feature that never varies says nothing, and must not explode where it does at last.
-        scale = np.where(spread > 1e-6, spread, 1.0)
-    return torch.from_numpy(mean), torch.from_numpy(scale)
+    if not len(rows):
+        return torch.zeros(rows.shape[1]), torch.ones(rows.shape[1])
+    spread = rows.std(axis=0)
+    # A feature that never varies says nothing, and must not explode where it does at last.
+    scale = np.where(spread > 1e-6, spread, 1.0)
+    return torch.from_numpy(rows.mean(axis=0)), torch.from_numpy(scale)

@@ -1,14 +1,12 @@
 """Learning from recorded steps: d3rlpy's Q learning on our networks, and what draws its batches.
 
-d3rlpy is imported here alone: what does not learn from records runs without it. Two things must be
-settled before that: gym, which d3rlpy still imports, does not print its notice of retirement at
-every start; and d3rlpy is without PRDC, an algorithm that no recipe has: for it alone d3rlpy
-imports scikit-learn, two or three seconds of every process.
+d3rlpy is imported here alone. Two things are settled before: gym, which it still imports, does not
+print its notice of retirement; and it is without PRDC, an algorithm that no recipe has, for which
+it would import scikit-learn, two or three seconds of every process.
 
 The loss is a Huber loss in z = log(-Q), less beta x H(softmax(-z)) over the allowed actions
-(entropy: A3C, Mnih et al. 2016, section 4; Pensieve section 4.2), so that predictions do not part
-before the data says so. Behaviour cloning is the same with another loss: the cross entropy of -z,
-which stands in for logits, with the actions taken.
+(entropy: Mnih et al. 2016, section 4; Pensieve section 4.2), so that predictions do not part before
+the data says so. Behaviour cloning has the cross entropy of -z with the actions taken.
 
 N steps, E episodes, B rows of a batch, A actions.
 """
@@ -48,7 +46,6 @@ from dynamiccl.train.networks import (
     Trunk,
     set_scaling,
 )
-from dynamiccl.train.policy import begin_with
 from dynamiccl.train.recipe import Recipe, recipe_of_file
 
 if find_spec("gym_notices") is not None:
@@ -121,7 +118,6 @@ class Loss(DiscreteQFunctionForwarder):
     """Q values of a network, and its loss: Huber in z to the target, minus entropy."""
 
     def __init__(self, network: Network, made_by: Networks) -> None:
-        """Ask the factory for the weight of the entropy."""
         self.network, self.made_by = network, made_by
 
     def compute_expected_q(self, x: Any) -> torch.Tensor:
@@ -189,25 +185,16 @@ def entropy(z_BA: torch.Tensor, mask_BA: torch.Tensor) -> torch.Tensor:
     return -terms_BA.sum(dim=1, keepdim=True)
 
 
-def _cql(recipe: Recipe, common: dict[str, Any]) -> Any:
-    return d3rlpy.algos.DiscreteCQLConfig(**common, alpha=recipe.conservative_weight)
-
-
-def _double_dqn(_: Recipe, common: dict[str, Any]) -> Any:
-    return d3rlpy.algos.DoubleDQNConfig(**common)
-
-
-#: What a recipe may name.
-ALGORITHMS: Final = {"DoubleDQN": _double_dqn, "DiscreteCQL": _cql, "DiscreteBC": _double_dqn}
+#: What a recipe may name; behaviour cloning is a loss of ours under d3rlpy's double DQN.
+ALGORITHMS: Final = ("DoubleDQN", "DiscreteCQL", "DiscreteBC")
 
 
 def make_algorithm(recipe: Recipe, *sources: Steps, actions: ActionInputs | None = None) -> Any:
     """The d3rlpy algorithm of a recipe, with networks built and input scaling set.
 
     `sources` are its training steps, all with the same shapes and actions; `actions` is for a head
-    with action features.
-    Raises UnknownName when the recipe names an unknown algorithm or window encoder, and as
-    `recipe_of_file` when its file is missing or broken.
+    with action features. Raises UnknownName for an algorithm or window encoder, and as
+    `recipe_of_file`.
     """
     if recipe.source:  # a run that goes on has not read it yet
         recipe_of_file(Path(recipe.source))
@@ -224,29 +211,29 @@ def make_algorithm(recipe: Recipe, *sources: Steps, actions: ActionInputs | None
         "n_critics": recipe.num_members,
         "target_update_interval": recipe.target_update_interval,
     }
-    algorithm = ALGORITHMS[recipe.algorithm](recipe, common).create(device="cpu:0")
+    config: Any = d3rlpy.algos.DoubleDQNConfig(**common)
+    if recipe.algorithm == "DiscreteCQL":
+        config = d3rlpy.algos.DiscreteCQLConfig(**common, alpha=recipe.conservative_weight)
+    algorithm = config.create(device="cpu:0")
     algorithm.create_impl(sources[0].shapes, sources[0].num_actions)
     modules = algorithm.impl.modules
     networks = [*modules.q_funcs, *modules.targ_q_funcs]
     set_scaling(networks, sources)
-    if recipe.start:
-        begin_with(networks, Path(recipe.start))
     return algorithm
 
 
 class GradientSteps(Source):
     """Gradient steps of a d3rlpy algorithm on batches of recorded steps."""
 
-    def __init__(self, algorithm: Any, replay: Any, recipe: Recipe) -> None:
-        """Train a built algorithm on a `Replay`, or what has its `random` and `sample`."""
-        self._algorithm, self._replay, self._recipe = algorithm, replay, recipe
+    def __init__(self, algorithm: Any, batches: "Batches", recipe: Recipe) -> None:
+        self._algorithm, self._batches, self._recipe = algorithm, batches, recipe
         self.members = algorithm.impl.q_function
 
     def update(self, step: int) -> dict[str, float]:
         """One gradient step on a batch."""
         networks = self._algorithm.config.q_func_factory
         networks.entropy_weight = self._recipe.entropy_weight(step)
-        return {"loss": float(self._algorithm.update(self._replay.sample())["loss"])}
+        return {"loss": float(self._algorithm.update(self._batches.sample())["loss"])}
 
     def state(self) -> dict[str, Any]:
         """Networks, optimizers, and the generators that draw batches."""
@@ -254,7 +241,7 @@ class GradientSteps(Source):
         return {
             "modules": {name: module.state_dict() for name, module in modules.items()},
             "grad_step": self._algorithm._grad_step,
-            "replay_random": self._replay.random.bit_generator.state,
+            "replay_random": self._batches.random.bit_generator.state,
             "torch_random": torch.get_rng_state(),
         }
 
@@ -263,7 +250,7 @@ class GradientSteps(Source):
         for name, module in self._algorithm.impl._checkpointer.modules.items():
             module.load_state_dict(state["modules"][name])
         self._algorithm._grad_step = state["grad_step"]
-        self._replay.random.bit_generator.state = state["replay_random"]
+        self._batches.random.bit_generator.state = state["replay_random"]
         torch.set_rng_state(state["torch_random"])
 
 
@@ -286,9 +273,8 @@ def make_loop(data: TrainingData, recipe: Recipe, seed: int, actions: ActionInpu
         )
         for steps in sources
     ]
-    replay: Any = replays[0] if len(replays) == 1 else Mixed(replays)
-    if actions is not None and recipe.cost_dropout > 0.0:
-        replay = CostDropout(replay, data.cost_start, recipe.cost_dropout)
+    dropout = 0.0 if actions is None else recipe.cost_dropout
+    batches = Batches(replays, data.cost_start, dropout)
     margin = recipe.abstain_margins[0]
 
     def validate(members: nn.ModuleList) -> dict[str, float]:
@@ -296,7 +282,7 @@ def make_loop(data: TrainingData, recipe: Recipe, seed: int, actions: ActionInpu
         regret = data.validation_regret(networks, margin, is_unanimous=is_unanimous)
         return {"validation_regret": regret}
 
-    return Loop(GradientSteps(algorithm, replay, recipe), recipe, validate)
+    return Loop(GradientSteps(algorithm, batches, recipe), recipe, validate)
 
 
 # --- Batches ---
@@ -305,10 +291,9 @@ def make_loop(data: TrainingData, recipe: Recipe, seed: int, actions: ActionInpu
 class Replay:
     """Draws batches of n-step transitions from steps, straight from columns.
 
-    d3rlpy's own replay buffer takes every transition through Python, which is most of a training
-    step for a small network; here a batch is a handful of array operations, whatever the number of
-    steps. What comes out is what its `MultiStepTransitionPicker` (2.8.1) gives, row by row. The
-    next observation of a step that ends its episode is all zero, mask included.
+    d3rlpy's own buffer takes every transition through Python, most of a step of a small network;
+    here a batch is a handful of array operations. It is what `MultiStepTransitionPicker` (2.8.1)
+    gives. The next observation of a step that ends its episode is all zero, mask included.
     """
 
     def __init__(
@@ -386,43 +371,35 @@ class Replay:
         )
 
 
-class Mixed:
-    """Batches composed of equal parts from each replay, such as sweeps and calls."""
+class Batches:
+    """Batches of equal parts from each replay; NCCL's costs are hidden from a share of the rows."""
 
-    def __init__(self, replays: Sequence[Replay]) -> None:
-        """Mix replays that share a generator."""
+    def __init__(self, replays: Sequence[Replay], cost_start: int = 0, share: float = 0.0) -> None:
+        """Mix replays that share a generator; costs begin in column `cost_start` of contexts."""
         self.random = replays[0].random
-        self._replays = replays
+        self._replays, self._share = replays, share
+        self._costs = slice(cost_start, cost_start + NUM_CELLS)
 
     def sample(self) -> TransitionMiniBatch:
         """One batch: the parts of the replays, concatenated."""
         parts = [replay.sample() for replay in self._replays]
-        joined: dict[str, Any] = {}
-        for name in (each.name for each in fields(TransitionMiniBatch)):
-            values = [getattr(part, name) for part in parts]
-            if name in {"observations", "next_observations"}:
-                joined[name] = [np.concatenate(each) for each in zip(*values, strict=True)]
-            else:
-                joined[name] = [] if name == "transitions" else np.concatenate(values)
-        return TransitionMiniBatch(**joined)
-
-
-class CostDropout:
-    """Batches in which NCCL's costs are hidden from some rows and their next observations."""
-
-    def __init__(self, replay: Replay | Mixed, cost_start: int, share: float) -> None:
-        """Hide the costs, which begin in column `cost_start` of contexts, from a share of rows."""
-        self.random = replay.random
-        self._replay, self._share = replay, share
-        self._costs = slice(cost_start, cost_start + NUM_CELLS)
-
-    def sample(self) -> TransitionMiniBatch:
-        """One batch."""
-        batch = self._replay.sample()
-        hidden = np.flatnonzero(self.random.random(len(batch.actions)) < self._share)
-        for _, context, _ in (batch.observations, batch.next_observations):
-            context[hidden, self._costs] = 0.0
+        batch = parts[0] if len(parts) == 1 else _joined(parts)
+        if self._share > 0.0:
+            hidden = np.flatnonzero(self.random.random(len(batch.actions)) < self._share)
+            for _, context, _ in (batch.observations, batch.next_observations):
+                context[hidden, self._costs] = 0.0
         return batch
+
+
+def _joined(parts: Sequence[TransitionMiniBatch]) -> TransitionMiniBatch:
+    joined: dict[str, Any] = {"transitions": []}
+    for name in {each.name for each in fields(TransitionMiniBatch)} - {"transitions"}:
+        values = [getattr(part, name) for part in parts]
+        if name in {"observations", "next_observations"}:
+            joined[name] = [np.concatenate(each) for each in zip(*values, strict=True)]
+        else:
+            joined[name] = np.concatenate(values)
+    return TransitionMiniBatch(**joined)
 
 
 def _parts(steps: Steps, rows: Int64Array, episode: Int64Array) -> list[Float32Array]:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,17 +16,13 @@ import torch
 from torch import nn
 
 from dynamiccl.datasets.features import CONTEXT_COLUMN, Observations
-from dynamiccl.datasets.history import WINDOW_COLUMN
-from dynamiccl.datasets.manifest import POLICY_NAME, Manifest, find_policy_in
-from dynamiccl.errors import CorruptFile, MissingPath, UserError
+from dynamiccl.datasets.history import WINDOW_COLUMN, Float32Array
+from dynamiccl.datasets.manifest import POLICY_NAME, Manifest
+from dynamiccl.errors import CorruptFile
 from dynamiccl.train.networks import (
     MASKED_Q,
-    SHARPNESS,
     Z_MAX,
     Z_MIN,
-    ActionHead,
-    Imitator,
-    LogTimeHead,
     Network,
 )
 
@@ -36,14 +32,11 @@ class PolicyModule(nn.Module):
 
     The members' mean picks the best allowed action. Cold, it is taken only when *every* member
     predicts that it undercuts ABSTAIN in log time by more than `margin`, and by more than the noise
-    band of the collective on the system (a feature of the context): where the members disagree or
-    the gain could be noise, the policy is not sure, and NCCL's own choice stands. Where they need
-    not be unanimous, their mean has to undercut it by more than `margin`: what two repeats differ
-    by is not how far a mean of many is off.
+    band (a feature of the context): where they disagree or it could be noise, NCCL's own choice
+    stands. Where they need not be unanimous, their mean has to undercut it by more than `margin`.
 
-    Warm, with calls in the window, it is taken when the members' mean undercuts ABSTAIN by more
-    than `warm_margin`: what the network does now is in sight, and on a congested one NCCL's own
-    choice, which does not see it, is no safe harbour.
+    Warm, with calls in the window, the mean has to undercut it by more than `warm_margin`: on a
+    congested network NCCL's own choice, which does not see it, is no safe harbour.
     """
 
     def __init__(
@@ -54,7 +47,6 @@ class PolicyModule(nn.Module):
         *,
         is_unanimous: bool = True,
     ) -> None:
-        """Make the policy of an ensemble of trained networks, which are not copied."""
         super().__init__()
         self.members = nn.ModuleList(members)
         self.margin = float(margin)
@@ -105,16 +97,14 @@ class PolicyModule(nn.Module):
 class StatefulPolicyModule(PolicyModule):
     """A `PolicyModule` of one member that keeps a state for each job.
 
-    A config that does not feel what slows others down says nothing of its end, so that a policy of
-    most likely actions would keep it for good. So one of so many decisions (`probe_every` of the
-    trunk) is left to NCCL, whose time tells; c counts them in one unit more than the LSTM has.
+    A config that does not feel what slows others down says nothing of its end, and would be kept
+    for good. So one of so many decisions (`probe_every` of the trunk) is left to NCCL, whose time
+    tells; c counts them in one unit more than the LSTM has.
 
-    As it stands, (window, context, mask) -> (action, q), it answers for jobs that have just begun:
-    so tables are made of it. `step` goes on.
+    `forward` answers for jobs that have just begun, of which tables are made; `step` goes on.
     """
 
     def __init__(self, member: Network, margin: float, warm_margin: float) -> None:
-        """Make the policy of a trained network whose trunk is a `StatefulTrunk`."""
         super().__init__([member], margin, warm_margin, is_unanimous=False)
         trunk = member.trunk
         self.units = int(trunk.units)
@@ -133,8 +123,7 @@ class StatefulPolicyModule(PolicyModule):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """(action_B, q_BA, h, c): the next decision of B jobs, each about one key.
 
-        `decided` (B,) is the action that was decided last about the key, -1 = none. Whose key has
-        had no call since keeps the state that it had.
+        `decided` (B,) is the last action about the key, -1 = none.
         """
         since_B1 = c_BU[:, self.units :] + 1.0
         h_BU, c_BU = h_BU[:, : self.units], c_BU[:, : self.units]
@@ -186,14 +175,13 @@ def _ignored_deprecation() -> Iterator[None]:
 
 
 #: h and c of an LSTM, each (N, U).
-State = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+State = tuple[Float32Array, Float32Array]
 
 
 class TorchPolicy:
     """The TorchScript policy of a run or an artifact, and its manifest."""
 
     def __init__(self, module: torch.nn.Module, manifest: Manifest) -> None:
-        """Wrap a loaded module."""
         self._module = module
         self.manifest = manifest
 
@@ -221,8 +209,7 @@ class TorchPolicy:
     ) -> tuple[npt.NDArray[np.int64], State]:
         """(N,) the next decisions of N jobs, each about one key, and their states after them.
 
-        `decided` (N,) is the action that was decided last about the key, -1 = none. For a policy
-        that has a state.
+        `decided` (N,) is the last action about the key, -1 = none. For a policy with a state.
         """
         module: Any = self._module
         with torch.no_grad():
@@ -235,9 +222,7 @@ class TorchPolicy:
             )
         return action.numpy(), (h.numpy(), c.numpy())
 
-    def values(
-        self, observations: Observations, mask: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.float32]:
+    def values(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> Float32Array:
         """(N, A) Q values; those of masked actions are far below all others."""
         return forward(self._module, observations, mask)[1]
 
@@ -262,7 +247,7 @@ class TorchPolicy:
 
 def forward(
     module: torch.nn.Module, observations: Observations, mask: npt.NDArray[np.bool_]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+) -> tuple[npt.NDArray[np.int64], Float32Array]:
     """Actions (N,) and Q values (N, A) of a policy module."""
     with torch.no_grad():
         action, q = module(
@@ -271,59 +256,3 @@ def forward(
             torch.from_numpy(mask.astype(np.float32)),
         )
     return action.numpy(), q.numpy()
-
-
-#: In a policy module: the first network of the ensemble.
-_MEMBER: Final = "members.0."
-
-
-def begin_with(networks: Iterable[Network], path: Path) -> None:
-    """Initialise trunks and heads with the weights of the first network of a policy.
-
-    A Q network predicts z = ln(time / reference), and an actor's logits are -z by its head's
-    sharpness: so weights can be copied from one to the other, and what one prefers the other
-    prefers. Relevant differences in z are of the order of 0.01, for which a softmax is nearly
-    uniform: so an actor that begins with a Q network has its sharpness, and a Q network that begins
-    with an actor has its z scaled down.
-
-    Raises MissingPath without a policy, CorruptFile, and UserError for a policy of another form.
-    """
-    folder = find_policy_in(path)
-    if folder is None:
-        raise MissingPath("policy", path, "give --set start= the directory of a run of networks")
-    module = load_script(folder / POLICY_NAME)
-    weights = {
-        name.removeprefix(_MEMBER): value
-        for name, value in module.state_dict().items()
-        if name.startswith(_MEMBER)
-    }
-    for network in networks:
-        try:
-            network.load_state_dict(weights)
-        except RuntimeError as error:
-            said = str(error).splitlines()[1].strip()
-            raise UserError(
-                f"the policy at {path} has networks of another form ({said}): it must have been "
-                "trained on the same data with the same hidden_sizes, window_encoder, "
-                "action_inputs and state_units"
-            ) from error
-        theirs = getattr(module.members, "0").head
-        sharpness = float(theirs.sharpness)
-        if isinstance(network.head, ActionHead):
-            network.head.uses_cost = bool(theirs.uses_cost)
-        if isinstance(network, Imitator):
-            network.head.sharpness = sharpness
-        else:
-            _scale(network, sharpness / SHARPNESS)
-
-
-def _scale(network: Network, factor: float) -> None:
-    """Multiply differences of z by a factor; what NCCL's costs say of a time stays."""
-    head = network.head
-    if isinstance(head, ActionHead):
-        layer = head.out
-    else:
-        layer = head.advantage if isinstance(head, LogTimeHead) else head.layer
-    with torch.no_grad():
-        layer.weight.mul_(factor)
-        layer.bias.mul_(factor)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Self, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
@@ -53,24 +53,22 @@ class Recipe:
     window_encoder: str = "mlp"
     #: Whether value and advantage have heads of their own.
     dueling: bool = True
-    #: Whether actions are inputs of the head, with NCCL's own costs of them (networks.py), and not
-    #: an output each. Only where the data hold costs; of actors always.
+    #: Whether actions are inputs of the head, with NCCL's own costs, and not an output each. Only
+    #: where the data hold costs; of actors always.
     action_inputs: bool = False
-    #: Share of the rows of a batch whose costs are hidden, for a head with actions as inputs: so it
-    #: learns to do without where NCCL's costs are not known.
+    #: Share of the rows of a batch whose costs are hidden, so that a head with actions as inputs
+    #: learns to do without.
     cost_dropout: Share = 0.1
-    #: Discount of the next call of the task key. Steps of static sweeps end their episodes, so
-    #: that it comes to nothing there.
+    #: Discount of the next call of the task key; of static sweeps there is none.
     gamma: Share = 0.0
     #: Calls whose rewards are summed before the value of what follows is asked; 1 where gamma is 0.
     num_steps: Annotated[int, Field(ge=1, le=100)] = 1
-    #: Calls of jobs are rewarded by the mean over the calls from them on that took the same action,
-    #: at most so many: a decision stays in force for a while, and a change of config costs once. It
-    #: takes the place of looking ahead, so only where gamma is 0.
+    #: Calls of jobs are rewarded by the mean over at most so many calls from them on that took the
+    #: same action: a decision stays in force, and a change of config costs once. It takes the place
+    #: of looking ahead, so only where gamma is 0.
     held_calls: Annotated[int, Field(ge=1, le=10_000)] = 1
-    #: What a call of a job that runs another config than the call of its task key before costs
-    #: beside its time, in units of NCCL's default; and each unit of the interference level (0.5: a
-    #: call that took half as long again as quiet), which a Trigger tells.
+    #: What a change of config costs a call beside its time, in units of NCCL's default; and each
+    #: unit of the interference level (0.5: it took half as long again), which a Trigger tells.
     lambda_switch: Weight = 0.0
     lambda_congestion: Weight = 0.0
     #: Weight of CQL's conservative loss.
@@ -84,8 +82,8 @@ class Recipe:
     batch_size: Annotated[int, Field(ge=2, le=1 << 16)] = 256
     #: Whether half of every batch comes from the calls of jobs, where the data set holds any.
     use_calls: bool = True
-    #: Run directory of a Trigger (`dynamiccl-train trigger`), or its file: it tells the policy the
-    #: interference of calls, in training and where it is deployed; empty = unknown.
+    #: Run directory of a Trigger, or its file: it tells the policy the interference of calls, in
+    #: training and where it is deployed; empty = unknown.
     trigger: str = ""
     #: Gradient steps in all, and between two looks at the validation bins.
     steps: Steps = 4_000
@@ -100,21 +98,19 @@ class Recipe:
     #: How strongly rare (system, collective) groups are sampled more often: 0 = as they come,
     #: 1 = every group equally often.
     balance: Share = 1.0
-    #: Decay a step of the running average of the weights, which is what is validated and exported:
-    #: single weights swing from epoch to epoch by more than the configs differ.
+    #: Decay a step of the running average of the weights, which is validated and exported: single
+    #: weights swing by more than the configs differ.
     average_decay: Annotated[float, Field(ge=0, lt=1)] = 0.995
     #: Validation regrets (fractions) that differ by less count as equal; the later checkpoint wins.
     checkpoint_tolerance: Share = 0.002
     #: Gradient steps between two copies of the weights to the target network.
     target_update_interval: Steps = 500
-    #: Margins in log time to choose from on validation: a config must be predicted to be this much
-    #: faster than NCCL's own choice, else the policy abstains.
+    #: Margins in log time to choose from on validation: a config must be predicted to gain this
+    #: much, else the policy abstains.
     abstain_margins: Listed[Share] = (0.02, 0.03, 0.05)
-    #: Whether every member has to predict a gain beyond the margin and the noise band, or their
-    #: mean one beyond the margin.
+    #: Whether every member has to gain more than margin and noise band, or their mean the margin.
     unanimous: bool = True
-    #: The margin where there are calls to go by, of which cold validation says nothing: the mean of
-    #: the members, not each of them, has to be this much faster.
+    #: The margin where there are calls to go by: the mean of the members has to gain this much.
     warm_margin: Share = 0.02
     #: What is held out for validation and test (datasets/splits.py): octaves of sizes, whole group
     #: shapes (shape), systems or runs; shape:1 is the next turn of shapes, after shape:0.
@@ -125,7 +121,7 @@ class Recipe:
     #: Above which interference level a Gaussian process takes what is best where calls take 1.5
     #: times as long, and below it what is best in quiet; 0: it goes by the level itself.
     level_threshold: Weight = 0.0
-    #: Where actors play (train/online/actors.py), by commas; how many there are, one a place
+    #: Where actors play (train/online/), by commas; how many there are, one a place
     #: at least; jobs of each, and rounds of an episode. `steps` are updates, of `num_steps` rounds.
     places: str = ""
     actors: Annotated[int, Field(ge=1, le=1024)] = 2
@@ -133,26 +129,17 @@ class Recipe:
     episode_rounds: Annotated[int, Field(ge=1, le=10**6)] = 50
     #: The latest decisions about a key that the critic sees, those not in force yet among them.
     seen_decisions: Annotated[int, Field(ge=0, le=64)] = 4
-    #: Whether A3C's actors share RMSProp's statistic, or each keeps its own (Mnih et al. 2016, S4).
-    shared_statistic: bool = True
-    #: Run or policy directory of networks to begin with (policy.py); empty = none.
-    start: str = ""
-    #: How much their episodes differ: slowdowns and dwell times of the scenario by a factor of so
-    #: much at most; times of each algorithm and protocol by so much, as ln (environment.py).
+    #: How much their episodes differ: slowdowns and dwell times by a factor of so much at most;
+    #: times of each algorithm and protocol by so much, as ln.
     vary: Annotated[float, Field(ge=1, le=100)] = 1.4
     vary_times: Annotated[float, Field(ge=0, le=2)] = 0.05
-    #: IMPALA's bounds of how far it corrects for weights that have moved since: rho and c of
-    #: V-trace (Espeholt et al. 2018, section 4.1).
+    #: IMPALA's bounds of rho and c in V-trace (Espeholt et al. 2018, section 4.1).
     rho_most: Bound = 1.0
     c_most: Bound = 1.0
-    #: Decisions about the keys of a job from one that is left to NCCL to the next, for a policy
-    #: with `state_units`: a config that feels no interference tells nothing of its end. Actors
-    #: draw one of these for each job, and the fastest in validation is exported; 0 = never.
+    #: Decisions of a job from one that is left to NCCL to the next, with `state_units`: a config
+    #: that feels no interference tells nothing of its end. Actors draw one of these for each job,
+    #: and the fastest in validation is exported; 0 = never.
     probe_every: Listed[Annotated[int, Field(ge=0, le=10**6)]] = (0,)
-    #: What actors earn: minus the time in ms (`raw`); minus time / NCCL's default in quiet, as it
-    #: is (`reference`) or at least -2 (`clipped`, as the rewards of Atari agents are); or minus its
-    #: logarithm, in which a connection of 20 ms at first use does not drown all else.
-    reward_scale: Literal["raw", "reference", "clipped", "log"] = "log"
 
     @model_validator(mode="wrap")
     @classmethod
@@ -183,7 +170,7 @@ class Recipe:
 
     def _conflicts(self) -> list[tuple[bool, str]]:
         """Whether settings exclude each other, and what to do then."""
-        probes, algorithm = setting_text(self.probe_every), f"the algorithm of '{self.name}'"
+        probes, algorithm = setting_text(self.probe_every), f"{self.name}'s is {self.algorithm}"
         return [
             (
                 self.held_calls > 1 and self.gamma > 0.0,
@@ -192,8 +179,8 @@ class Recipe:
             ),
             (
                 self.level_threshold > 0.0 and self.algorithm not in CAUTIOUS,
-                f"level_threshold={self.level_threshold} is for a policy of times, and {algorithm} "
-                f"is {self.algorithm}: leave it at 0, or take 'threshold-rule'",
+                f"level_threshold={self.level_threshold} is for algorithms of times, and "
+                f"{algorithm}: leave it at 0, or take 'threshold-rule'",
             ),
             (
                 any(self.probe_every) and not self.state_units,
@@ -202,50 +189,27 @@ class Recipe:
             ),
             (
                 self.state_units > 0 and not self.seen_decisions,
-                "seen_decisions=0 with state_units: the state needs the last decision; --set "
-                "seen_decisions=1, or state_units=0",
+                "seen_decisions=0 with state_units, which needs the last: --set seen_decisions=1",
             ),
             (
                 self.state_units > 0 and self.algorithm not in ONLINE,
-                f"state_units={self.state_units} is for algorithms that play, and {algorithm} is "
-                f"{self.algorithm}: leave it out, or take 'a3c-lstm'",
-            ),
-            (
-                bool(self.start) and self.algorithm in CAUTIOUS,
-                f"start={self.start} is for networks, and {algorithm} is {self.algorithm}: leave "
-                "it out, or take 'ddqn-dueling' or 'a3c-lstm'",
-            ),
-            (
-                bool(self.start) and self.num_members > 1,
-                f"start={self.start} with num_members={self.num_members}: all would begin, and "
-                "remain, the same; --set num_members=1",
+                f"state_units={self.state_units} is for algorithms that play, and {algorithm}: "
+                "leave it out, or take 'a3c-lstm'",
             ),
             (
                 self.lambda_congestion > 0.0 and not self.trigger,
-                f"lambda_congestion={self.lambda_congestion} needs interference levels, which a "
-                "Trigger tells: --set trigger=RUN_DIRECTORY, or leave it at 0",
+                f"lambda_congestion={self.lambda_congestion} needs a Trigger's levels: --set "
+                "trigger=RUN_DIRECTORY, or leave it at 0",
             ),
             (
                 self.action_inputs and not self.dueling,
-                "dueling=false is for a head with an output for each action, and action_inputs is "
-                "true: --set action_inputs=false, or leave dueling out",
+                "dueling=false is for a head with an output each action: --set action_inputs=false",
             ),
         ]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for logs and manifests."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`; raises UserError for a setting of another release."""
-        unknown = sorted(set(values) - {f.name for f in fields(cls)})
-        if unknown:
-            raise UserError(
-                f"recipe '{values.get('name')}' has the setting {unknown[0]}, which this release "
-                "does not have: finish the run with the release that began it, or train anew"
-            )
-        return cls(**values)
 
     def entropy_weight(self, step: int) -> float:
         """Entropy weight at gradient step 1 to `steps`: linear."""
@@ -262,7 +226,7 @@ def setting_text(value: object) -> str:
 _FIXED: Final = ("name", "summary", "source", "algorithm")
 
 
-#: A Gaussian process over configs, with NCCL's cost model as its mean; not RL.
+#: A belief over configs; not RL.
 _GAUSSIAN_PROCESS: Final = Recipe(
     name="gaussian-process",
     summary="Gaussian process over NCCL's own costs: for tables of quiet systems",
@@ -355,8 +319,6 @@ _OURS: Final = (
     ),
 )
 RECIPES: Final[Mapping[str, Recipe]] = {each.name: each for each in _OURS}
-#: What recipes of earlier releases are called now.
-_RENAMED: Final = {"ddqn-actions": "ddqn-dueling"}
 
 
 def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
@@ -365,12 +327,6 @@ def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
     Raises UnknownName (recipe or key, with the choices) and UserError (a value of the wrong type or
     out of its bounds, or two that exclude each other).
     """
-    if name in _RENAMED:
-        new = _RENAMED[name]
-        raise UserError(
-            f"recipe '{name}' is called '{new}' now: take that, with --set use_calls=false to "
-            "have what it was"
-        )
     if name not in RECIPES and not name.endswith(".py"):
         raise UnknownName("recipe", name, [*RECIPES, "FILE.py"])
     recipe = RECIPES[name] if name in RECIPES else recipe_of_file(Path(name))

@@ -1,17 +1,16 @@
 """Studies: recipes x settings x seeds; one parent run in MLflow, a child run for each training.
 
-The queue is Optuna's journal: a file beside the parent's artifacts that processes of several hosts
-may append to, on NFS too (SQLite's locks fail there). Workers are alike, here and in batch jobs:
-one takes a trial, trains it and tells what it came to, until all trials are over. When one dies,
-its heartbeat stops, its trial is queued again, and another worker goes on from its last epoch.
+The queue is Optuna's journal: a file beside the parent's artifacts to which several hosts may
+append, on NFS too (SQLite's locks fail there). Workers are alike, here and in batch jobs: one takes
+a trial and trains it, until all are over. When one dies its heartbeat stops, its trial is queued
+again, and another worker goes on from its last epoch.
 
-All trials are in the queue from the beginning. A grid's is a setting and a seed (Optuna's
-GridSampler would give two workers the same one); a search's is a setting that TPE chooses when a
-worker takes it, with all its seeds.
+All trials are in the queue from the beginning. A grid's is a setting and a seed (GridSampler would
+give two workers the same one); a search's is a setting that TPE chooses when a worker takes it,
+with all its seeds.
 """
 
 import itertools
-import json
 import math
 import time
 import warnings
@@ -33,10 +32,9 @@ from optuna.trial import FrozenTrial, TrialState
 from scipy import stats
 
 from dynamiccl.errors import CorruptFile, DynamicclError, MissingPath, UserError
-from dynamiccl.train import SUMMARY_NAME, tracking
+from dynamiccl.train import tracking
 from dynamiccl.train.fit import FitSummary, fit, resume
 from dynamiccl.train.recipe import Recipe, make_recipe
-from dynamiccl.train.tracking import kept_folder
 
 JOURNAL_NAME: Final = "optuna.journal"
 #: Seconds from one beat of a worker to the next; those after which a trial without is another's.
@@ -149,7 +147,7 @@ def checked(plan: Plan) -> Plan:
 
 
 class _File(JournalFileBackend):
-    """The journal's file; an interrupt that came while its lock is held would leave others' out."""
+    """The journal's file; an interrupt while its lock is held would leave others out."""
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Append, and only then be interrupted."""
@@ -162,7 +160,7 @@ class _Journal(JournalStorage, BaseHeartbeat):
 
     def record_heartbeat(self, trial_id: int) -> None:
         """Write that a trial's worker lives."""
-        # Another took it over; or the journal's lock was lost, or NFS failed: the next beat comes.
+        # Another took it over, or the lock was lost, or NFS failed: the next beat comes.
         with suppress(UpdateFinishedTrialError, RuntimeError, OSError):
             self.set_trial_system_attr(trial_id, "heartbeat", time.time())
 
@@ -214,10 +212,10 @@ def begin_study(plan: Plan, tracking_uri: str) -> optuna.Study:
         queue = [(chosen, [seed]) for chosen in plan.combinations() for seed in seeds]
     count = sum(len(seeds) for _, seeds in queue)
     run = tracking.open_run(tracking_uri, plan.experiment, f"study of {count} trials")
-    run.log_params({"data": plan.data, "trials": count})
-    run.log_params({"space": " ".join(plan.axes), "recipes": ", ".join(plan.recipes)})
-    run.describe(f"Study of {count} trials on `{plan.data}`; each is a run below this one.")
-    path = kept_folder(run.directory, run.run_id) / JOURNAL_NAME
+    params = {"data": plan.data, "trials": count, "space": " ".join(plan.axes)}
+    text = f"Study of {count} trials on `{plan.data}`; each is a run below this one."
+    run.log(params=params | {"recipes": ", ".join(plan.recipes)}, text=text)
+    path = run.kept_folder / JOURNAL_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
     study = optuna.create_study(study_name=run.run_id, storage=_journal(path))
     study.set_user_attr("plan", asdict(plan))
@@ -229,7 +227,7 @@ def begin_study(plan: Plan, tracking_uri: str) -> optuna.Study:
 def open_study(run_id: str, tracking_uri: str) -> optuna.Study:
     """The queue of a parent run; raises MissingPath when the run is none, and UserError."""
     run = tracking.reopen_run(tracking_uri, run_id)
-    path = kept_folder(run.directory, run_id) / JOURNAL_NAME
+    path = run.kept_folder / JOURNAL_NAME
     if not path.is_file():
         raise MissingPath("study", path, "begin one with 'dynamiccl-train study'")
     return optuna.load_study(study_name=run_id, storage=_journal(path))
@@ -265,11 +263,11 @@ def retry_failed(study: optuna.Study) -> None:
 
 def work(
     study: optuna.Study, tracking_uri: str, is_stopped: Callable[[], bool] = lambda: False
-) -> Iterator[str]:
+) -> Iterator[tuple[str, bool]]:
     """Run trials until all of the study are over, also those of workers that die meanwhile.
 
-    Yields a line about each training. A trial that fails stops no other. Raises KeyboardInterrupt
-    between two epochs where `is_stopped`: a library may have swallowed the one of the signal.
+    Yields a line about each training, and whether it failed, which stops no other. Raises
+    KeyboardInterrupt after an epoch where `is_stopped`: a library may have swallowed the signal's.
     """
     worker = _Worker(study, tracking_uri, is_stopped)
     while True:
@@ -286,8 +284,8 @@ def work(
             except KeyboardInterrupt:
                 worker.give_back()
                 raise
-            yield from worker.lines
-            worker.lines.clear()
+            yield from worker.told
+            worker.told.clear()
         elif TrialState.RUNNING in states:
             time.sleep(_PAUSE_S)
         else:
@@ -305,8 +303,8 @@ class _Worker:
     ) -> None:
         self._study, self._plan, self._uri = study, plan_of(study), tracking_uri
         self._is_stopped = is_stopped
-        #: What there is to tell.
-        self.lines: list[str] = []
+        #: Lines, and whether they are of failures.
+        self.told: list[tuple[str, bool]] = []
         #: The number of the trial that it works on; None: it is over, and not to be given back.
         self._taken: int | None = None
 
@@ -346,12 +344,13 @@ class _Worker:
                 name = f"trial {number} ({setting}, seed {seed})"
                 tags = {_TRIAL_TAG: f"{number}.{seed}", "setting": setting}
                 runs.append(self._train(self._plan.recipe_of(chosen), seed, tags))
-                self.lines.append(f"{name}: validation regret {runs[-1].validation_regret:.2%}")
+                line = f"{name}: validation regret {runs[-1].validation_regret:.2%}"
+                self.told.append((line, False))
                 trial.set_user_attr("runs", [asdict(run) for run in runs])  # some of a search's
         except Exception as error:  # stops no other trial
             kind = "" if isinstance(error, DynamicclError) else f"{type(error).__name__}: "
-            self.lines.append(f"{name}: {kind}{error}")
-            trial.set_user_attr("error", self.lines[-1])
+            self.told.append((f"{name}: {kind}{error}", True))
+            trial.set_user_attr("error", self.told[-1][0])
             self._taken = None
             raise
         self._taken = None
@@ -365,9 +364,9 @@ class _Worker:
             if told["setting"] != tags["setting"] or not told[_TRIAL_TAG].endswith(f".{seed}"):
                 continue
             # Killed before it could tell; or TPE chose a setting twice.
-            text = tracking.read_text(self._uri, run_id, SUMMARY_NAME)
-            if text is not None:
-                return FitSummary(**json.loads(text))
+            done = tracking.read_summary(self._uri, run_id)
+            if done is not None:
+                return FitSummary(**done)
             # Killed before its first epoch, or two wrote at once: nothing to go on from.
             if told[_TRIAL_TAG] == tags[_TRIAL_TAG]:
                 with suppress(MissingPath, CorruptFile):
@@ -379,16 +378,13 @@ class _Worker:
             tracking_uri=self._uri,
             seed=seed,
             progress=self._stay,
-            tags={**tracking.child_tags(self._study.study_name), **tags},
+            tags={**tags, tracking.PARENT_TAG: self._study.study_name},
         )
 
 
 def _suggest(trial: optuna.Trial, key: str, each: Distribution) -> Value:
-    if isinstance(each, CategoricalDistribution):
-        return str(trial.suggest_categorical(key, each.choices))
-    if isinstance(each, IntDistribution):
-        return trial.suggest_int(key, each.low, each.high, log=each.log)
-    return trial.suggest_float(key, each.low, each.high, log=each.log)
+    value: Value = trial._suggest(key, each)
+    return str(value) if isinstance(each, CategoricalDistribution) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,13 +454,13 @@ def end_study(study: optuna.Study, tracking_uri: str) -> tuple[StudySummary, lis
     if not all(trial.state.is_finished() for trial in latest_trials(study).values()):
         return summary, failures  # other workers go on
     run = tracking.reopen_run(tracking_uri, summary.run_id)
-    run.log_metrics({"trials_done": summary.done}, step=0)
+    run.log({"trials_done": summary.done})
     if summary.settings:
         best = summary.settings[0]
-        run.log_metrics({"best_validation_regret": best.mean}, step=0)
-        run.set_tags({"best_setting": best.setting, "best_run": best.best_run})
+        tags = {"best_setting": best.setting, "best_run": best.best_run}
+        run.log({"best_validation_regret": best.mean}, tags=tags)
         tracking.register(tracking_uri, best.best_run, tracking.CANDIDATE)
-    run.log_text(json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
+    run.finish(summary)
     run.end(finished=summary.done == summary.trials)
     return summary, failures
 

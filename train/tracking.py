@@ -1,11 +1,10 @@
 """MLflow: runs, what its pages show of them, the model registry, and who is its champion.
 
-The only place that imports it. The default store is an SQLite file beside the working directory's
-`mlruns`. Metrics are logged once an epoch: a call costs tens of milliseconds.
+The only place that imports it. Metrics are logged once an epoch: a call costs tens of milliseconds.
 
-MLflow 3.17 opens an experiment on what the browser had open last, at first its GenAI overview,
-where training runs show nothing; `workflowType` in the address says otherwise (`runs_page`). The
-tag `mlflow.experimentKind` is for releases whose pages go by the experiment.
+MLflow 3.17 opens an experiment on its GenAI overview, where training runs show nothing;
+`workflowType` in the address says otherwise (`ui_hint`). The tag `mlflow.experimentKind` is for
+releases whose pages go by the experiment.
 
 A candidate is what was trained last; a champion is what a gate let through. So its version is not
 the run's own policy but the gate's copy, whose manifest holds it back where nothing was shown.
@@ -17,11 +16,10 @@ import os
 import re
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -31,13 +29,13 @@ from typing import Any, Final
 from urllib.parse import unquote, urlparse
 
 import mlflow
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunData, RunTag
 from mlflow.entities import Run as MlflowRun
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.utils.models import get_model_name_and_version
 from mlflow.tracking import MlflowClient
 from mlflow.tracking.context.registry import resolve_tags
-from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_SOURCE_NAME
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from dynamiccl.datasets.manifest import (
     MANIFEST_NAME,
@@ -52,26 +50,20 @@ from dynamiccl.train import DEFAULT_TRACKING_URI, SUMMARY_NAME
 
 #: Key of the saved view in the tag's name and in addresses.
 VIEW_KEY: Final = "dynamiccl"
-_COLUMNS: Final = (
-    "metrics.`best_validation_regret`",
-    "metrics.`default_validation_regret`",
-    "params.`name`",
-    "params.`seed`",
-    "metrics.`train_seconds`",
-    "attributes.`Dataset`",
-)
-#: What the UI writes by *Views*, *Save as new view*: the state is JSON within JSON.
-_VIEW: Final = {
-    "name": "Validation regret",
-    "createdAt": 0,
-    "state": json.dumps(
-        {
-            "orderByKey": "metrics.`best_validation_regret`",
-            "orderByAsc": True,
-            "selectedColumns": _COLUMNS,
-        }
-    ),
+_STATE: Final = {
+    "orderByKey": "metrics.`best_validation_regret`",
+    "orderByAsc": True,
+    "selectedColumns": [
+        "metrics.`best_validation_regret`",
+        "metrics.`default_validation_regret`",
+        "params.`name`",
+        "params.`seed`",
+        "metrics.`train_seconds`",
+        "attributes.`Dataset`",
+    ],
 }
+#: What the UI writes by *Views*, *Save as new view*: the state is JSON within JSON.
+_VIEW: Final = {"name": "Validation regret", "createdAt": 0, "state": json.dumps(_STATE)}
 #: Tags of an experiment, which MLflow's pages read.
 EXPERIMENT_TAGS: Final = {
     "mlflow.experimentKind": "custom_model_development",
@@ -79,6 +71,9 @@ EXPERIMENT_TAGS: Final = {
     "mlflow.experiment.primaryMetric.greaterIsBetter": "false",
     f"mlflow.sharedViewState.{VIEW_KEY}": json.dumps(_VIEW),
 }
+_RUNS_PAGE: Final = f"workflowType=machine_learning&viewStateShareKey={VIEW_KEY}"
+#: Of a child: the id of its parent.
+PARENT_TAG: Final = MLFLOW_PARENT_RUN_ID
 #: MLflow takes at most 36 characters of a data set's digest.
 _DIGEST_DIGITS: Final = 12
 #: Runs that MLflow gives at once.
@@ -104,44 +99,31 @@ def database_of(tracking_uri: str) -> Path | None:
 
 
 def absolute_uri(tracking_uri: str) -> str:
-    """The URI with an absolute path, for processes with another working directory.
-
-    >>> absolute_uri("http://server:5000")
-    'http://server:5000'
-    """
+    """The URI with an absolute path, for processes with another working directory."""
     database = database_of(tracking_uri)
     if database is not None:
         return f"{tracking_uri.partition(':///')[0]}:///{database.absolute()}"
     return tracking_uri if ":" in tracking_uri else str(Path(tracking_uri).absolute())
 
 
-def kept_folder(directory: Path | None, run_id: str) -> Path:
-    """Where a run keeps what is not over yet: its local artifacts, else the user's state folder."""
-    if directory is not None:
-        return directory
-    #   XDG_STATE_HOME  keeps what `--resume` and `--join` need of runs on an MLflow server.
-    #                   Default: ~/.local/state.
-    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return home / "dynamiccl" / run_id
-
-
 def check_there(tracking_uri: str, named: str) -> None:
-    """Raise MissingPath for a missing database, which MLflow would create empty.
-
-    What `named` says of files elsewhere (`s3://...`) is not looked up in it.
-    """
-    if ":/" in named and named.partition(":/")[0] not in {"runs", "models"}:
-        return
+    """Raise MissingPath for a missing database, which MLflow would create empty."""
     path = database_of(tracking_uri)
-    if path is not None and not path.exists():
+    if path is not None and not path.exists() and not _is_elsewhere(named):
         fix = (
             f"'{named}' is no directory, so it is looked for there: give a directory, name the "
-            "store with --tracking-uri, or work where the runs were tracked"
+            "store in MLFLOW_TRACKING_URI, or work where the runs were tracked"
         )
         raise MissingPath("MLflow store", path, fix)
 
 
-def check_writable(tracking_uri: str) -> None:
+def _is_elsewhere(named: str) -> bool:
+    """Whether it names files elsewhere (`s3://...`), which are not looked up in a store."""
+    kind, found, _ = named.partition(":/")
+    return bool(found) and kind not in {"runs", "models"}
+
+
+def _check_writable(tracking_uri: str) -> None:
     """Raise MachineError for a read-only database, which MLflow retries for two minutes."""
     path = database_of(tracking_uri)
     if path is None:
@@ -153,7 +135,7 @@ def check_writable(tracking_uri: str) -> None:
         if not os.access(each, os.W_OK):
             raise MachineError(
                 f"the MLflow store {path} cannot be written: {each.absolute()} is read-only here; "
-                "work in another directory, or name another store with --tracking-uri"
+                "work in another directory, or name another store in MLFLOW_TRACKING_URI"
             )
 
 
@@ -186,12 +168,13 @@ class _Shielded:
         return uninterrupted()(getattr(self._client, name))
 
 
+@dataclass(frozen=True, slots=True)
 class Run:
     """One tracked run: what all runs log alike."""
 
-    def __init__(self, client: Any, run_id: str, artifact_uri: str) -> None:
-        """Of a run that has been started."""
-        self._client, self.run_id, self.artifact_uri = client, run_id, artifact_uri
+    _client: Any
+    run_id: str
+    artifact_uri: str
 
     @property
     def directory(self) -> Path | None:
@@ -199,42 +182,49 @@ class Run:
         parsed = urlparse(self.artifact_uri)
         return Path(unquote(parsed.path)) if parsed.scheme in {"", "file"} else None
 
+    @property
+    def kept_folder(self) -> Path:
+        """For what is not over yet: its local artifacts, else the user's state folder."""
+        #   XDG_STATE_HOME  keeps what `--resume` and `--join` need of runs on an MLflow server.
+        #                   Default: ~/.local/state.
+        home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        return self.directory or home / "dynamiccl" / self.run_id
+
     def begin(self, data_dir: Path, digest: str, params: Mapping[str, Any], text: str) -> None:
         """Log what every run begins with: its settings, its data, code and host, what it is."""
-        self.log_params({**params, "data": str(data_dir)})
+        self.log(params={**params, "data": data_dir}, text=text)
         self.log_data(str(data_dir), digest)
-        self.describe(text)
         # Last of all: a run that has no `data_hash` was cut off before.
         host = socket.gethostname()
-        self.set_tags({"data_hash": digest, "git_commit": git_commit(), "host": host})
+        self.log(tags={"data_hash": digest, "git_commit": git_commit(), "host": host})
 
-    def finish(self, scratch: Path, summary: Any) -> None:
+    def finish(self, summary: Any, scratch: Path | None = None) -> None:
         """Log what `scratch` holds, and last of all the summary: who finds it finds the rest."""
-        self.log_folder(scratch)
-        self.log_text(json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
+        if scratch is not None:
+            self.log_folder(scratch)
+        self._client.log_text(self.run_id, json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
 
-    def log_params(self, params: Mapping[str, Any]) -> None:
-        """Log parameters, as text."""
-        entries = [Param(name, str(value)[:500]) for name, value in params.items()]
-        self._client.log_batch(self.run_id, params=entries)
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log metrics of one step."""
+    def log(
+        self,
+        metrics: Mapping[str, float] = MappingProxyType({}),
+        *,
+        step: int = 0,
+        params: Mapping[str, Any] = MappingProxyType({}),
+        tags: Mapping[str, str] = NO_TAGS,
+        text: str = "",
+    ) -> None:
+        """Log metrics of a step, parameters, tags, and the description that MLflow shows."""
         now = int(time.time() * 1000)
-        entries = [Metric(name, value, now, step) for name, value in metrics.items()]
-        self._client.log_batch(self.run_id, metrics=entries)
-
-    def set_tags(self, tags: Mapping[str, str]) -> None:
-        """Set tags."""
-        entries = [RunTag(name, value) for name, value in tags.items()]
-        self._client.log_batch(self.run_id, tags=entries)
-
-    def describe(self, text: str) -> None:
-        """Set the description that MLflow shows beside the run."""
-        self.set_tags({"mlflow.note.content": text})
+        told = {**tags, "mlflow.note.content": text} if text else tags
+        self._client.log_batch(
+            self.run_id,
+            metrics=[Metric(name, value, now, step) for name, value in metrics.items()],
+            params=[Param(name, str(value)[:500]) for name, value in params.items()],
+            tags=[RunTag(name, value) for name, value in told.items()],
+        )
 
     def log_data(self, folder: str, digest: str) -> None:
-        """Log the data directory that the run learns from as MLflow's data set: name and hash."""
+        """Log a data directory as MLflow's data set: name and hash."""
         place = Path(folder).resolve()
         entity = Dataset(
             name=place.name or folder,
@@ -243,16 +233,12 @@ class Run:
             source=json.dumps({"uri": str(place)}),
         )
         inputs = [DatasetInput(entity, tags=[InputTag("mlflow.data.context", "training")])]
-        try:
+        # MLflow 3 looks for the data set and then inserts it: another trial of the study may have
+        # come between (UNIQUE constraint). Then it is there; another error comes again.
+        with suppress(MlflowException):
             self._client.log_inputs(self.run_id, inputs)
-        except MlflowException:
-            # MLflow 3 looks for the data set and then inserts it: another trial of the study may
-            # have come between (UNIQUE constraint). Now it is there; another error comes again.
-            self._client.log_inputs(self.run_id, inputs)
-
-    def log_text(self, text: str, name: str) -> None:
-        """Write a text among the run's artifacts."""
-        self._client.log_text(self.run_id, text, name)
+            return
+        self._client.log_inputs(self.run_id, inputs)
 
     def log_folder(self, folder: Path, name: str | None = None) -> None:
         """Copy what a folder holds into the run's artifacts, or into folder `name` of them."""
@@ -262,18 +248,14 @@ class Run:
         """End it as FINISHED or FAILED."""
         self._client.set_terminated(self.run_id, "FINISHED" if finished else "FAILED")
 
-    def param(self, name: str) -> str:
-        """A parameter that was logged; empty without."""
-        return str(self._client.get_run(self.run_id).data.params.get(name, ""))
+    @property
+    def data(self) -> RunData:
+        """Its parameters and tags, and the latest of its metrics."""
+        return self._client.get_run(self.run_id).data
 
-    def tag(self, name: str) -> str:
-        """A tag; empty without."""
-        return str(self._client.get_run(self.run_id).data.tags.get(name, ""))
-
-    def history(self, name: str) -> dict[int, float]:
-        """Step -> value of a metric, in order of the steps; empty when it was never logged."""
-        found = self._client.get_metric_history(self.run_id, name)
-        return {each.step: each.value for each in sorted(found, key=lambda each: each.step)}
+    def steps(self, metric: str) -> set[int]:
+        """The steps at which a metric was logged."""
+        return {each.step for each in self._client.get_metric_history(self.run_id, metric)}
 
 
 def _find_or_create(client: Any, tracking_uri: str, name: str) -> str:
@@ -290,24 +272,15 @@ def _find_or_create(client: Any, tracking_uri: str, name: str) -> str:
     return str(made)
 
 
-def _command() -> str:
-    """What started a run, for the column *Source*: `dynamiccl-train fit`, or a script's name."""
-    path = Path(sys.argv[0])
-    # `python -m dynamiccl.train.cli` is what a study starts its workers by.
-    program = f"dynamiccl-{path.parent.name}" if path.name == "cli.py" else path.name
-    subcommand = sys.argv[1:2] if program.startswith("dynamiccl-") else []
-    return " ".join([program or "python", *subcommand])
-
-
 def open_run(
     tracking_uri: str, experiment: str, run_name: str, tags: Mapping[str, str] = NO_TAGS
 ) -> Run:
     """Start a run that somebody ends later; raises UserError when the URI cannot be used."""
-    check_writable(tracking_uri)
+    _check_writable(tracking_uri)
     with _store(tracking_uri) as client:
         experiment_id = _find_or_create(client, tracking_uri, experiment)
-        # MLflow's own tell the user and the commit of a working directory.
-        all_tags = resolve_tags({MLFLOW_SOURCE_NAME: _command(), **tags})
+        # MLflow's own tell the program, the user and the commit of a working directory.
+        all_tags = resolve_tags(dict(tags))
         run = client.create_run(experiment_id, run_name=run_name, tags=all_tags)
     return Run(client, run.info.run_id, run.info.artifact_uri)
 
@@ -319,32 +292,21 @@ def reopen_run(tracking_uri: str, run_id: str) -> Run:
         return Run(client, run_id, client.get_run(run_id).info.artifact_uri)
 
 
-@contextmanager
 def start_run(
     tracking_uri: str, experiment: str, run_name: str, tags: Mapping[str, str] = NO_TAGS
-) -> Iterator[Run]:
-    """Start a run and end it as FINISHED, or as FAILED when the body raises.
-
-    Raises UserError when the tracking URI cannot be used.
-    """
-    with _ended(open_run(tracking_uri, experiment, run_name, tags)) as tracked:
-        yield tracked
+) -> AbstractContextManager[Run]:
+    """Start a run and end it as FINISHED, or as FAILED when the body raises; as `open_run`."""
+    return _ended(open_run(tracking_uri, experiment, run_name, tags))
 
 
-@contextmanager
-def continue_run(tracking_uri: str, run_id: str) -> Iterator[Run]:
-    """Go on with a run that did not finish, and end it as `start_run` does.
-
-    Raises UserError when the tracking URI cannot be used, does not hold the run, or the run has
-    finished.
-    """
+def continue_run(tracking_uri: str, run_id: str) -> AbstractContextManager[Run]:
+    """Go on with a run, and end it as `start_run` does; UserError where it is none, or finished."""
     run = reopen_run(tracking_uri, run_id)
     with _store(tracking_uri) as client:
         if client.get_run(run_id).info.status == "FINISHED":
             raise UserError(f"run '{run_id}' has finished; train anew with 'dynamiccl-train fit'")
         client.update_run(run_id, "RUNNING")
-    with _ended(run) as tracked:
-        yield tracked
+    return _ended(run)
 
 
 @contextmanager
@@ -355,11 +317,9 @@ def _store(tracking_uri: str) -> Iterator[Any]:
     #   GIT_PYTHON_REFRESH  set to quiet where it is not set: no warning without git.
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     try:
-        # MLflow keeps stores by their address: a relative one would stay in the first directory.
-        address = absolute_uri(tracking_uri)
-        mlflow.set_tracking_uri(address)
         with uninterrupted():  # it makes the database
-            client = MlflowClient(address)
+            # Stores are kept by address: a relative one would stay in the first directory.
+            client = MlflowClient(absolute_uri(tracking_uri))
         yield _Shielded(client)
     except MlflowException as error:
         said = str(error.message).partition("\n")[0]
@@ -368,18 +328,13 @@ def _store(tracking_uri: str) -> Iterator[Any]:
                 f"'{tracking_uri}' does not hold it: {said}; {_list_runs(tracking_uri)}"
             ) from error
         raise UserError(
-            f"cannot track in '{tracking_uri}': {said}; use {DEFAULT_TRACKING_URI} or the "
-            "http address of an MLflow server"
+            f"cannot track in '{tracking_uri}': {said}; let MLFLOW_TRACKING_URI be "
+            f"{DEFAULT_TRACKING_URI} or the http address of an MLflow server"
         ) from error
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """Ctrl-C while a run was tracked, which `run_id` names."""
-
-    def __init__(self, run_id: str) -> None:
-        """Of which run."""
-        super().__init__(run_id)
-        self.run_id = run_id
+    """Ctrl-C while a run was tracked, whose id is its argument."""
 
 
 @contextmanager
@@ -394,30 +349,20 @@ def _ended(run: Run) -> Iterator[Run]:
         run.end(finished=finished)
 
 
-def child_tags(parent_run_id: str) -> dict[str, str]:
-    """Tags of a run that make it a child."""
-    return {MLFLOW_PARENT_RUN_ID: parent_run_id}
-
-
 def children(tracking_uri: str, parent_run_id: str) -> list[MlflowRun]:
     """The runs below a run, oldest first."""
     with _store(tracking_uri) as client:
         place = client.get_run(parent_run_id).info.experiment_id
-        query = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{parent_run_id}'"
+        query = f"tags.`{PARENT_TAG}` = '{parent_run_id}'"
         order = ["attributes.start_time"]
         return [*client.search_runs([place], query, max_results=_MOST_RUNS, order_by=order)]
-
-
-def runs_page(experiment_id: str) -> str:
-    """Address of an experiment's runs, below that of `mlflow ui`."""
-    query = f"workflowType=machine_learning&viewStateShareKey={VIEW_KEY}"
-    return f"/#/experiments/{experiment_id}/runs?{query}"
 
 
 def ui_hint(tracking_uri: str, run_id: str) -> str:
     """Where the runs beside a run are compared: a command, and the page that it serves."""
     with _store(tracking_uri) as client:
-        page = runs_page(client.get_run(run_id).info.experiment_id)
+        experiment = client.get_run(run_id).info.experiment_id
+    page = f"/#/experiments/{experiment}/runs?{_RUNS_PAGE}"
     if tracking_uri.startswith(_SERVERS):
         return f"{tracking_uri.rstrip('/')}{page}"
     return f"mlflow ui --backend-store-uri {tracking_uri}\n  and open http://127.0.0.1:5000{page}"
@@ -429,20 +374,21 @@ def _list_runs(tracking_uri: str) -> str:
     return f"list the runs with 'mlflow ui --backend-store-uri {tracking_uri}'"
 
 
-def read_text(tracking_uri: str, run_id: str, name: str) -> str | None:
-    """A text among a run's artifacts; None without it. Raises UserError for a run that is not."""
-    run = reopen_run(tracking_uri, run_id)
+def read_summary(tracking_uri: str, run_id: str) -> dict[str, Any] | None:
+    """What `Run.finish` wrote of a run; None without it. Raises UserError for a run that is not."""
     with _store(tracking_uri) as client:
-        if name not in {entry.path for entry in client.list_artifacts(run_id)}:
+        if SUMMARY_NAME not in {entry.path for entry in client.list_artifacts(run_id)}:
             return None
-        return str(mlflow.artifacts.load_text(f"{run.artifact_uri}/{name}"))
+        with TemporaryDirectory() as folder:
+            text = Path(client.download_artifacts(run_id, SUMMARY_NAME, folder)).read_text("utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def register(tracking_uri: str, run_id: str, alias: str, *, folder: str = POLICY_FOLDER) -> str:
     """Make a run's policy a version of the registered model, and let `alias` mean it; the version.
 
-    `folder` is where it lies among the run's artifacts; each has one version. Raises
-    UserError when the store has no registry.
+    `folder`: of the run's artifacts; each has one version. Raises UserError without a registry.
     """
     with _store(tracking_uri) as client:
         if not client.search_registered_models(f"name = '{MODEL_NAME}'"):
@@ -457,10 +403,9 @@ def register(tracking_uri: str, run_id: str, alias: str, *, folder: str = POLICY
 
 
 def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
-    """The local policy folder of a run's id or name or artifact folder, or a policy folder itself.
+    """The local policy folder of a run's id, name or artifact folder, or of a registered version.
 
-    Also of a registered version, by alias or number: `models:/dynamiccl@candidate`. Raises
-    MissingPath when it is none of them.
+    Or a policy folder itself; `models:/dynamiccl@candidate`. Raises MissingPath for none of them.
     """
     folder = Path(run_or_folder)
     found = find_policy_in(folder)
@@ -469,27 +414,26 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
     if folder.exists():
         raise MissingPath("policy", folder, "give an MLflow run id, a run directory or an artifact")
     check_there(tracking_uri, run_or_folder)
-    uri = run_or_folder
+    uri, address = run_or_folder, absolute_uri(tracking_uri)
     if ":/" not in uri:
         with _store(tracking_uri) as client:
             uri = f"runs:/{_id_of(client, run_or_folder)}/{POLICY_FOLDER}"
     try:
-        address = absolute_uri(tracking_uri)
-        mlflow.set_tracking_uri(address)
+        if uri.startswith("models:/"):  # MLflow itself would look in the store of its variable
+            registry = MlflowClient(address)
+            version = get_model_name_and_version(registry, uri)
+            uri = registry.get_model_version_download_uri(*version)
         into = mkdtemp(dir=_downloads().name)
         local = mlflow.artifacts.download_artifacts(uri, dst_path=into, tracking_uri=address)
     except MlflowException as error:
-        raise MissingPath(
-            f"policy of run '{run_or_folder}'",
-            folder,
-            f"'{tracking_uri}' does not hold it either; {_list_runs(tracking_uri)}",
-        ) from error
+        fix = f"'{tracking_uri}' does not hold it either; {_list_runs(tracking_uri)}"
+        raise MissingPath(f"policy of run '{run_or_folder}'", folder, fix) from error
     return Path(local)
 
 
 @cache
 def _downloads() -> "TemporaryDirectory[str]":
-    """Where policies are fetched to; it goes when the process ends (MLflow's own would stay)."""
+    """For fetched policies; it goes when the process ends (MLflow's own would stay)."""
     return TemporaryDirectory(prefix="dynamiccl-policies-")
 
 
@@ -509,20 +453,19 @@ def run_directory(run_or_folder: str, tracking_uri: str) -> Path:
 
 
 def find_run(named: str, tracking_uri: str) -> str | None:
-    """The id of the run that `policy_directory` would take the policy from; None for a folder.
+    """The id of the run that `policy_directory` would take the policy from; None for files.
 
-    None also for files that lie elsewhere (`s3://...`), of which no run is known. Raises UserError
-    when the store holds no such run or registered version.
+    Raises UserError when the store holds no such run or registered version.
     """
-    kind, found, path = named.partition(":/")
-    if Path(named).exists() or (found and kind not in {"runs", "models"}):
+    if Path(named).exists() or _is_elsewhere(named):
         return None
     check_there(tracking_uri, named)
+    kind, found, path = named.partition(":/")
     with _store(tracking_uri) as client:
         if not found or kind == "runs":
             run_id = path.partition("/")[0] if found else _id_of(client, named)
         else:
-            version = get_model_name_and_version(MlflowClient(), named)
+            version = get_model_name_and_version(MlflowClient(absolute_uri(tracking_uri)), named)
             run_id = client.get_model_version(*version).run_id
         return str(client.get_run(run_id).info.run_id)
 
@@ -537,26 +480,15 @@ def _id_of(client: Any, named: str) -> str:
     return str(found[0].info.run_id) if found else named
 
 
-@dataclass(frozen=True, slots=True)
-class Promotion:
-    """The promoted version."""
-
-    run_id: str
-    #: Of the registered model; that of the champion before it, which may be the same.
-    version: str
-    version_before: str | None
-    #: Size bins in which it may act; None: it passed no gate.
-    passed_bins: int | None
-    #: The policy's folder; its address where the artifacts are not files here.
-    policy: str
-
-
-def promote(named: str, tracking_uri: str, *, gated: Path | None, force: bool) -> Promotion:
+def promote(named: str, tracking_uri: str, *, gated: Path | None, force: bool) -> dict[str, Any]:
     """Let the alias `champion` mean a run's policy, as a gate left it in `gated`.
 
-    `named`: a run id, `models:/dynamiccl@candidate`, or the run's directory. Raises UserError for a
-    policy that no gate has judged, that a gate lets do nothing, or that is not the run's; `force`
-    takes it for all but the last. Raises as `Manifest.read` too.
+    `named`: a run id, `models:/dynamiccl@candidate`, or the run's directory. Returns `run_id`, the
+    registered `version`, `version_before` (of the champion before it, or None), `passed_bins` (size
+    bins in which it may act; None: it passed no gate), and `policy`, its folder or address.
+
+    Raises UserError for a policy that no gate has judged, that a gate lets do nothing, or that is
+    not the run's; `force` takes it for all but the last. Raises as `Manifest.read` too.
     """
     run_id = find_run(named, tracking_uri) or _run_of_folder(Path(named))
     run = reopen_run(tracking_uri, run_id)
@@ -577,13 +509,17 @@ def promote(named: str, tracking_uri: str, *, gated: Path | None, force: bool) -
     version = register(tracking_uri, run_id, CHAMPION, folder=name)
     with _store(tracking_uri) as client:
         client.set_model_version_tag(MODEL_NAME, version, "gate", verdict)
-    policy = f"{run.artifact_uri}/{name}" if run.directory is None else str(run.directory / name)
-    before = None if before is None else str(before)
-    return Promotion(run_id, version, before, passed, policy)
+    return {
+        "run_id": run_id,
+        "version": version,
+        "version_before": None if before is None else str(before),
+        "passed_bins": passed,
+        "policy": f"{run.directory or run.artifact_uri}/{name}",
+    }
 
 
 def _run_of_folder(folder: Path) -> str:
-    """The MLflow run id of the run directory that contains a folder."""
+    """The id of the run whose directory contains a folder."""
     ids = re.findall(r"[0-9a-f]{32}", str(folder.resolve()))
     if not ids:
         raise UserError(

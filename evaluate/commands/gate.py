@@ -9,8 +9,8 @@ import typer
 from dynamiccl import cli
 from dynamiccl.datasets.options import Hidden, MaxChannels, Objective, SlackShare, SmPrice
 from dynamiccl.errors import MissingPath, UserError
-from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, RunStore, stderr
+from dynamiccl.train import tracking_uri
+from dynamiccl.train.options import Json, stderr
 
 if TYPE_CHECKING:
     from dynamiccl.evaluate.gate.gate import Gated
@@ -60,7 +60,6 @@ def gate_command(
     max_channels: MaxChannels = None,
     objective: Objective = "call",
     sm_price: SmPrice = 0.0,
-    tracking_uri: RunStore = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
     """Allow bins where fresh runs show a gain over NCCL's default; all others abstain.
@@ -73,9 +72,9 @@ def gate_command(
     Example: dynamiccl-evaluate gate --policy RUN_ID --known data --sweep s.toml --plan fresh.toml
     Example: dynamiccl-evaluate gate --policy RUN_ID --data fresh --known data --out gated
     """
-    from dynamiccl.evaluate.page import tell
+    from dynamiccl.evaluate.page import show_result
 
-    asked = policy, tracking_uri, slack, hidden, max_channels, objective, sm_price
+    asked = policy, tracking_uri(), slack, hidden, max_channels, objective, sm_price
     if plan is not None:
         if sweep is None or known is None:
             missing = "--sweep SWEEP.toml" if sweep is None else "--known DATA"
@@ -85,14 +84,14 @@ def gate_command(
             )
         with cli.working("loading PyTorch and the policy, planning"):
             planned = _plan(plan, sweep, known, asked, q, power)
-        tell("plan", planned, planned, as_json=as_json)
+        show_result("plan", planned, planned, as_json=as_json)
         return
     if data is None or out is None:
         missing = "--data FRESH_DATA" if data is None else "--out DIR"
         raise UserError(f"{missing} is missing; or write the sweep to measure with --plan FILE")
     with cli.working("loading PyTorch and the policy, judging"):
         gated = _judge(data, out, known, asked, q)
-    tell(
+    show_result(
         "gate",
         {**gated.to_show(), "out": out, "page": out / "gate.html"},
         gated.to_json(),

@@ -8,8 +8,8 @@ import typer
 
 from dynamiccl import cli
 from dynamiccl.datasets.options import SmPrice
-from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import Json, RunStore
+from dynamiccl.train import tracking_uri
+from dynamiccl.train.options import Json
 
 
 def job_command(
@@ -34,7 +34,6 @@ def job_command(
         Path | None,
         typer.Option(help="For job.html, job.json and cover.toml, the sweep of what is missing."),
     ] = None,
-    tracking_uri: RunStore = DEFAULT_TRACKING_URI,
     as_json: Json = False,
 ) -> None:
     """What a job would gain under a policy or the best table, from its own calls.
@@ -50,7 +49,7 @@ def job_command(
         from dynamiccl.evaluate.job.answer import answer, policy_choice
         from dynamiccl.evaluate.job.calls import read_job
         from dynamiccl.evaluate.job.gains import Measured
-        from dynamiccl.evaluate.page import tell, write_page
+        from dynamiccl.evaluate.page import show_result, write_page
         from dynamiccl.train.policy import TorchPolicy
         from dynamiccl.train.tracking import policy_directory
 
@@ -61,7 +60,7 @@ def job_command(
         source = Measured(rows, system, job.nccl_version, sm_price / 100.0)
         choose = manifest = None
         if policy is not None:
-            loaded = TorchPolicy.load(policy_directory(policy, tracking_uri))
+            loaded = TorchPolicy.load(policy_directory(policy, tracking_uri()))
             choose, manifest = policy_choice(loaded, source.system), loaded.manifest
         told = answer(job, source, choose, manifest).told
     page = None
@@ -69,4 +68,4 @@ def job_command(
         page = str(write_page(out, "job", told, {"told": told, "names": traces}))
         if told["sweep"]:
             (out / "cover.toml").write_text(told["sweep"] + "\n", encoding="utf-8")
-    tell("job", {"told": told, "page": page}, {**told, "page": page}, as_json=as_json)
+    show_result("job", {"told": told, "page": page}, {**told, "page": page}, as_json=as_json)

@@ -6,6 +6,7 @@ The policy is a hand-made one of a few bytes: what training makes is tested ther
 import json
 import math
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from dynamiccl import cli
 from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import META_VERSION
 from dynamiccl.datasets.store import measurements_table
-from dynamiccl.train.commands import options
+from dynamiccl.train import options
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame
 
@@ -80,11 +81,14 @@ def shell_fixture(
     def run(command: str, *arguments: object) -> Done:
         monkeypatch.setattr(sys, "argv", [command, *map(str, arguments)])
         capsys.readouterr()
+        before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
         code: object = 0
         try:
             import_module(MODULES[command]).main()
         except SystemExit as ended:
             code = ended.code or 0
+        for number, handler in before.items():  # a worker of a study has its own
+            signal.signal(number, handler)
         return Done(code, *capsys.readouterr())
 
     return run

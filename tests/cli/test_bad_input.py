@@ -104,7 +104,7 @@ def test_a_full_disk_is_named(line: str, policy: Path, shell: Shell, tmp_path: P
         ("dynamiccl-collect import a.log --system s --out o", "a.log"),
         ("dynamiccl-collect describe data", "data"),
         ("dynamiccl-collect run s.toml --runner simulator --out closed/o", "closed"),
-        ("dynamiccl-train fit --data data --tracking-uri sqlite:///closed/m.db", "closed"),
+        ("dynamiccl-train fit --data data", "closed"),
         ("dynamiccl-deploy install artifact --to o", "artifact/manifest.json"),
     ],
 )
@@ -122,6 +122,7 @@ def test_what_may_not_be_read_or_written_is_named(line: str, closed: str, tmp_pa
     done = subprocess.run(
         [*(drop if os.geteuid() == 0 else []), str(PROGRAMS / command), *arguments],
         cwd=tmp_path,
+        env=os.environ | {"MLFLOW_TRACKING_URI": "sqlite:///closed/m.db"},
         capture_output=True,
         text=True,
         check=False,

@@ -33,7 +33,7 @@ from tests.cli.conftest import (
     refused,
 )
 from tests.conftest import Trained
-from tests.stores import new_store
+from tests.stores import new_store, uri_of
 
 HEAD = "# Collective test starting: all_reduce_perf\n# nThread 1 nGpus 8 minBytes 8 maxBytes 64\n"
 IMPORT = ("dynamiccl-collect", "import", "--out", "data", "--system", "box")
@@ -81,12 +81,12 @@ def reading_fixture(
     request: pytest.FixtureRequest, shell: Shell, policy: Path, tmp_path: Path
 ) -> Callable[[Path], Done]:
     """Each command that reads a data directory."""
-    uri = new_store(tmp_path)
+    new_store(tmp_path)
 
     def read(data: Path) -> Done:
         commands: dict[str, tuple[object, ...]] = {
             "describe": ("dynamiccl-collect", "describe", data),
-            "fit": ("dynamiccl-train", "fit", "--data", data, "--tracking-uri", uri),
+            "fit": ("dynamiccl-train", "fit", "--data", data),
             "report": ("dynamiccl-evaluate", "report", "--data", data, "--policy", policy),
         }
         out = ("--out", tmp_path / "report") if request.param == "report" else ()
@@ -167,19 +167,19 @@ def test_every_command_says_its_release(command: str, shell: Shell) -> None:
     assert "--version" in shell(command, "--help").out
 
 
-@pytest.fixture(name="uri")
-def uri_fixture(trained: Trained, tmp_path: Path) -> str:
-    """A copy of the run's store, since a champion is named in it."""
-    shutil.copy(trained.tracking_uri.removeprefix("sqlite:///"), tmp_path / "store.db")
-    uri = f"sqlite:///{tmp_path / 'store.db'}"
+@pytest.fixture(name="champion")
+def champion_fixture(trained: Trained, tmp_path: Path) -> None:
+    """A copy of the run's store, since a champion is named in it; where the commands look."""
+    shutil.copy(trained.tracking_uri.removeprefix("sqlite:///"), tmp_path / "mlflow.db")
+    uri = uri_of(tmp_path)
     tracking.register(uri, trained.run_id, tracking.CHAMPION)
-    return uri
 
 
-def test_export_takes_every_name_of_a_policy(trained: Trained, uri: str, shell: Shell) -> None:
+@pytest.mark.usefixtures("champion")
+def test_export_takes_every_name_of_a_policy(trained: Trained, shell: Shell) -> None:
     names = (trained.run_id, "models:/dynamiccl@champion", trained.policy, trained.run_directory)
     found = [
-        shell("dynamiccl-deploy", "export", name, "--out", f"out-{i}", "--tracking-uri", uri)
+        shell("dynamiccl-deploy", "export", name, "--out", f"out-{i}")
         for i, name in enumerate(names)
     ]
     assert [done.code for done in found] == [0] * len(names)
@@ -200,14 +200,15 @@ def test_export_takes_every_name_of_a_policy(trained: Trained, uri: str, shell: 
     ids=lambda arguments: f"{arguments[1]}-{arguments[2]}",
 )
 def test_a_name_that_is_nothing_is_repeated_in_the_error(
-    arguments: tuple[str, ...], trained: Trained, uri: str, shell: Shell
+    arguments: tuple[str, ...], trained: Trained, shell: Shell
 ) -> None:
     words = [str(trained.data) if word == "DATA" else word for word in arguments]
-    line = refused(shell(*words, "--tracking-uri", uri), 2)
-    assert "badc0de" in line or "nobody" in line
     without = refused(shell(*words), 2)
     assert "no MLflow store at mlflow.db" in without or "badc0de" in without
     assert not Path("mlflow.db").exists()  # a look for a run leaves nothing behind
+    shutil.copy(trained.tracking_uri.removeprefix("sqlite:///"), "mlflow.db")
+    line = refused(shell(*words), 2)
+    assert "badc0de" in line or "nobody" in line
 
 
 def test_the_example_measures_a_cluster_whose_health_is_exit_code_0(shell: Shell) -> None:

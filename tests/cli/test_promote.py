@@ -30,17 +30,17 @@ def run_id(policy: Path, uri: str) -> str:
 
 
 @pytest.fixture
-def promote(shell: Shell, uri: str) -> Promote:
-    return partial(shell, "dynamiccl-train", "promote", "--tracking-uri", uri)
+def promote(shell: Shell) -> Promote:
+    return partial(shell, "dynamiccl-train", "promote")
 
 
 @pytest.fixture
-def gate(shell: Shell, run_id: str, uri: str, tmp_path: Path) -> Gate:
+def gate(shell: Shell, run_id: str, tmp_path: Path) -> Gate:
     """Judge the run by fresh runs in which the configs gain so much."""
 
     def judge(name: str, gain: float) -> Path:
         data = fresh_data(tmp_path / f"{name}-fresh", gain)
-        words = ("--data", data, "--policy", run_id, "--out", name, "--tracking-uri", uri)
+        words = ("--data", data, "--policy", run_id, "--out", name)
         assert shell("dynamiccl-evaluate", "gate", *words, "--json").code == 0
         return tmp_path / name
 

@@ -77,7 +77,7 @@ def test_a_node_that_dies_costs_its_trajectories_and_not_the_run(
 )
 def test_what_is_no_head_says_so(address: str, error: type[DynamicclError], words: str) -> None:
     pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
-    from dynamiccl.train.online.ray_actors import check_cluster
+    from dynamiccl.train.online.impala import check_cluster
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         free = taken.getsockname()[1]  # once this is closed

@@ -33,8 +33,8 @@ def test_elements_of_an_array_join_and_the_trial_of_a_cancelled_one_is_run_by_an
     settings = [word for setting in SETTINGS for word in ("--set", setting)]
     begun = study("--data", str(data_dir), *settings, "--seeds", "3", "--jobs", "0")
     assert begun["trials"] == 3
-    _, *words = shlex.split(begun["join"])
-    join = shlex.join([sys.executable, "-P", "-m", "dynamiccl.train.cli", *words])
+    env, store, _, *words = shlex.split(begun["join"])
+    join = shlex.join([env, store, sys.executable, "-P", "-m", "dynamiccl.train.cli", *words])
     options = ["--parsable", "--array=1-2", "--nodes=1", "--exclusive", "--wrap", join]
     environment = {"PYTHONPATH": str(Path.cwd())}
     where = f"--output={tmp_path}/%a.out"

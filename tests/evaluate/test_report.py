@@ -173,6 +173,11 @@ def test_a_sweep_that_drew_its_configs_tells_what_a_free_choice_is_worth(
 NAME = "ddqn-dueling-seed0"
 
 
+@pytest.fixture(autouse=True)
+def its_store(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", trained.tracking_uri)
+
+
 @pytest.fixture(name="report")
 def report_fixture(trained: Trained, shell: Shell, tmp_path: Path) -> Iterator[Path]:
     done = shell(*_command(trained), "--policy", trained.run_id, "--out", "report", "--json")
@@ -182,8 +187,7 @@ def report_fixture(trained: Trained, shell: Shell, tmp_path: Path) -> Iterator[P
 
 
 def _command(trained: Trained) -> tuple[object, ...]:
-    store = ("--data", trained.data, "--tracking-uri", trained.tracking_uri)
-    return ("dynamiccl-evaluate", "report", *store)
+    return ("dynamiccl-evaluate", "report", "--data", trained.data)
 
 
 def test_page_names_the_run_and_is_kept_there(trained: Trained, report: Path) -> None:

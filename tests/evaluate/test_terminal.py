@@ -3,8 +3,8 @@
 import pytest
 from rich.console import Console
 
-from dynamiccl.train.commands.options import WIDTH, folding_table
-from dynamiccl.train.commands.study import _study_table
+from dynamiccl.train.cli import _study_table
+from dynamiccl.train.options import WIDTH, folding_table
 from dynamiccl.train.study import SettingSummary, StudySummary
 
 

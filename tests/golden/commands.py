@@ -25,7 +25,7 @@ from tests.golden.frames import equal_frames, packed, read, tables
 from tests.golden.golden import Comparer, Golden, close_values
 from tests.plugin_build import built
 from tests.published import ROOT, SAMPLE, WHOLE
-from tests.stores import new_store, uri_of
+from tests.stores import new_store
 
 _INPUTS: Final = Path(__file__).with_name("inputs")
 _FRESH: Final = {'"tiny"': '"fresh"', "cycles = 3": "cycles = 8", "seed = 3": "seed = 11"}
@@ -66,10 +66,7 @@ def scene() -> Scene:
 def fitted(steps: int = 90) -> Any:
     """What `fit` says of a short training on it."""
     words = ("--set", f"steps={steps}", "--set", f"steps_per_epoch={steps // 9}", "--seed", "0")
-    uri = uri_of(scene().folder)
-    return (
-        scene().run("train", "fit", "--data", "data", *words, "--tracking-uri", uri, "--json").json
-    )
+    return scene().run("train", "fit", "--data", "data", *words, "--json").json
 
 
 #: Gives the run directory of as long a training as `_policy` has, where tests made one already.

@@ -18,14 +18,13 @@ from dynamiccl.errors import MissingPath
 from dynamiccl.nccl import Collective
 from dynamiccl.sizes import size_bin
 from dynamiccl.train.data import load_data
-from dynamiccl.train.fit import fit, resume
+from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy, save_script
 from dynamiccl.train.recipe import make_recipe
 from dynamiccl.train.trigger.module import TriggerModule
 from tests.calls import call, calls_table
 from tests.data_sets import SYSTEM
 from tests.stores import new_store
-from tests.train.runs import broken_run
 
 SIZE = 1 << 24
 GROUP = {"num_ranks": 32, "num_nodes": 4, "ranks_per_node": 8, "system": SYSTEM}
@@ -50,9 +49,9 @@ def with_calls(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return data
 
 
-def chosen(policy: TorchPolicy, data: Path, *, with_costs: bool = False) -> str:
+def chosen(policy: TorchPolicy, data: Path) -> str:
     """The config for a job that has seen the congested network, of the two that were tried."""
-    steps = load_data(data, 0, with_costs=with_costs).sequences
+    steps = load_data(data, 0, with_costs=True).sequences
     assert steps is not None
     found, mask, _ = steps.observe(np.array([20]), np.array([0]))
     assert found.window[0, :, WINDOW_COLUMN["valid"]].all()
@@ -68,8 +67,7 @@ def test_a_policy_learns_from_calls_what_sweeps_do_not_show(
     uri = new_store(tmp_path)
     recipe = make_recipe("ddqn-dueling", ["steps=400", "steps_per_epoch=200", "num_members=2"])
     run = fit(with_calls, recipe, experiment="x", tracking_uri=uri, seed=0)
-    policy = TorchPolicy.load(Path(run.run_directory) / "policy")
-    assert chosen(policy, with_calls, with_costs=True) == "Tree/Simple"
+    assert chosen(TorchPolicy.load(Path(run.run_directory) / "policy"), with_calls) == "Tree/Simple"
     params = MlflowClient(uri).get_run(run.run_id).data.params
     assert (params["calls_steps"], params["calls_episodes"]) == ("360", "6")
 
@@ -83,7 +81,7 @@ def test_calls_have_actions_as_inputs_with_the_costs_that_the_brain_asks_with(
     recipe = make_recipe("drqn-lstm", settings)
     run = fit(with_calls, recipe, experiment="x", tracking_uri=new_store(tmp_path), seed=0)
     policy = TorchPolicy.load(Path(run.run_directory) / "policy")
-    assert chosen(policy, with_calls, with_costs=True) == "Tree/Simple"
+    assert chosen(policy, with_calls) == "Tree/Simple"
 
     steps = load_data(with_calls, 0, with_costs=True).sequences
     assert steps is not None
@@ -103,24 +101,6 @@ def test_calls_that_are_left_out_change_nothing(with_calls: Path, data_dir: Path
     [none] = load_data(data_dir, 0).sources(recipe)
     for name in ("action", "reward"):
         assert np.array_equal(getattr(left_out, name), getattr(none, name))
-
-
-@pytest.mark.soak
-def test_a_run_with_calls_goes_on_where_it_was_killed(with_calls: Path, tmp_path: Path) -> None:
-    uri = new_store(tmp_path)
-    settings = ["steps=40", "steps_per_epoch=10", "hidden_sizes=16", "num_members=2"]
-    recipe = make_recipe("drqn-lstm", settings)
-
-    broken = broken_run(with_calls, uri, recipe, at=20)
-    resume(with_calls, broken, tracking_uri=uri)
-    whole = fit(with_calls, recipe, experiment="x", tracking_uri=uri, seed=0)
-    client = MlflowClient(uri)
-    curves = [
-        [metric.value for metric in client.get_metric_history(run_id, "loss")]
-        for run_id in (broken, whole.run_id)
-    ]
-    assert curves[0] == curves[1]
-    assert len(curves[0]) == 4
 
 
 @pytest.fixture(name="trigger")

@@ -1,9 +1,11 @@
-"""A real training run on simulated data: tracking, checkpoints, export, and what was learned."""
+"""A training run on simulated data: what was learned, export, and what MLflow shows of it."""
 
 import json
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import mlflow
@@ -13,44 +15,52 @@ from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.store import content_hash
 from dynamiccl.errors import MissingPath, NotEnoughData, UserError
 from dynamiccl.serve.export import export_artifact
+from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import make_recipe
-from dynamiccl.train.tracking import policy_directory
+from dynamiccl.train.tracking import (
+    EXPERIMENT_TAGS,
+    VIEW_KEY,
+    Run,
+    open_run,
+    policy_directory,
+    reopen_run,
+    start_run,
+    ui_hint,
+)
 from tests.conftest import Trained
 from tests.data_sets import SWEEP, make_data
-from tests.stores import new_store
+from tests.stores import new_store, uri_of
 
 
-def test_run_is_tracked_with_what_made_it(trained: Trained) -> None:
-    mlflow.set_tracking_uri(trained.tracking_uri)
-    run = mlflow.get_run(trained.run_id)
+def test_run_is_tracked_with_what_made_it_and_beats_the_default(trained: Trained) -> None:
+    client = mlflow.MlflowClient(trained.tracking_uri)
+    run = client.get_run(trained.run_id)
     assert run.info.status == "FINISHED"
-    assert run.data.params["name"] == "ddqn-dueling"
-    assert run.data.params["seed"] == "0"
+    assert (run.data.params["name"], run.data.params["seed"]) == ("ddqn-dueling", "0")
     assert run.data.tags["data_hash"] == content_hash(trained.data)
     assert len(run.data.tags["git_commit"].removesuffix("+dirty")) in {40, len("unknown")}
-    client = mlflow.MlflowClient(trained.tracking_uri)
     history = client.get_metric_history(trained.run_id, "validation_regret")
     assert [m.step for m in history] == list(range(100, 901, 100))
     losses = [m.value for m in client.get_metric_history(trained.run_id, "loss")]
     assert losses[-1] < losses[0] / 2
-    over_cost, over_time = (run.data.metrics[f"residual_over_{name}"] for name in ("cost", "time"))
-    assert run.data.tags["cost_base"] == ("cost" if over_cost < over_time else "time")
-
-
-def test_run_directory_holds_checkpoints_plots_and_policy(trained: Trained) -> None:
-    names = {str(p.relative_to(trained.run_directory)) for p in trained.run_directory.rglob("*")}
-    wanted = {"checkpoints/best.pt", "checkpoints/last.pt", "plots/training.png", "recipe.json"}
-    assert wanted | {"policy/policy.pt", "policy/manifest.json"} <= names
-    recipe = json.loads((trained.run_directory / "recipe.json").read_text())
-    assert recipe["steps"] == 900
-
-
-def test_learned_policy_beats_the_default_on_validation(trained: Trained) -> None:
-    mlflow.set_tracking_uri(trained.tracking_uri)
-    metrics = mlflow.get_run(trained.run_id).data.metrics
+    metrics = run.data.metrics
     assert metrics["best_validation_regret"] < metrics["default_validation_regret"] / 2
+    over_cost, over_time = (metrics[f"residual_over_{name}"] for name in ("cost", "time"))
+    assert run.data.tags["cost_base"] == ("cost" if over_cost < over_time else "time")
+    names = {str(p.relative_to(trained.run_directory)) for p in trained.run_directory.rglob("*")}
+    assert {"recipe.json", "policy/policy.pt", "policy/manifest.json"} <= names
+    assert json.loads((trained.run_directory / "recipe.json").read_text())["steps"] == 900
+    (given,) = run.inputs.dataset_inputs
+    assert given.dataset.digest == run.data.tags["data_hash"][:12]
+    assert json.loads(given.dataset.source)["uri"] == str(trained.data.resolve())
+    told = f"validation tasks: {metrics['best_validation_regret']:.2%} (NCCL's default"
+    assert told in run.data.tags["mlflow.note.content"]
+    told = ui_hint(trained.tracking_uri, trained.run_id)
+    assert told.startswith(f"mlflow ui --backend-store-uri {trained.tracking_uri}\n")
+    page = f"/#/experiments/{run.info.experiment_id}/runs?workflowType=machine_learning"
+    assert f"http://127.0.0.1:5000{page}" in told
 
 
 def test_manifest_says_where_the_policy_was_trained(trained: Trained) -> None:
@@ -65,14 +75,12 @@ def test_manifest_says_where_the_policy_was_trained(trained: Trained) -> None:
     assert manifest.nccl_versions == ["2.27.5"]
 
 
-@pytest.mark.usefixtures("drawn")
 def test_pensieves_encoder_and_a_plain_head_are_settings(data_dir: Path, tmp_path: Path) -> None:
     settings = ["window_encoder=cnn", "dueling=false", "action_inputs=false", "gamma=0.5"]
     few = ["num_members=1", "steps=300", "steps_per_epoch=100", "learning_rate=0.003"]
     recipe = make_recipe("ddqn-dueling", [*settings, *few])
     done = fit(data_dir, recipe, experiment="x", tracking_uri=new_store(tmp_path), seed=0)
     assert done.validation_regret < done.validation_default_regret
-    assert (Path(done.run_directory) / "plots" / "training.png").stat().st_size > 10_000
     folder = Path(done.run_directory) / "policy"
     weights = set(TorchPolicy.load(folder).weights())
     assert "members.0.trunk.window.filters.weight" in weights
@@ -102,17 +110,13 @@ def test_a_fetched_policy_leaves_nothing_in_the_temporary_folder(
     assert not list(tmp_path.iterdir())
 
 
-def test_unknown_run_says_where_it_looked(trained: Trained, tmp_path: Path) -> None:
+def test_what_is_no_run_and_no_store_says_so(trained: Trained, tmp_path: Path) -> None:
     with pytest.raises(MissingPath, match="mlflow ui"):
         policy_directory("0123456789abcdef", trained.tracking_uri)
     with pytest.raises(MissingPath, match="run directory"):
         policy_directory(str(tmp_path), trained.tracking_uri)
-
-
-def test_unusable_tracking_uri_is_the_users_error(data_dir: Path, tmp_path: Path) -> None:
-    recipe = make_recipe("ddqn-dueling", ["steps=1"])
-    with pytest.raises(UserError, match="cannot track"):
-        fit(data_dir, recipe, experiment="x", tracking_uri=str(tmp_path / "files"), seed=0)
+    with pytest.raises(UserError, match=r"cannot track .*let MLFLOW_TRACKING_URI be sqlite:///"):
+        open_run(str(tmp_path / "files"), "x", "run")
 
 
 def test_data_without_validation_sizes_says_which_to_measure(tmp_path: Path) -> None:
@@ -121,3 +125,59 @@ def test_data_without_validation_sizes_says_which_to_measure(tmp_path: Path) -> 
     recipe = make_recipe("ddqn-dueling", ["steps=1"])
     with pytest.raises(NotEnoughData, match="no validation task"):
         fit(data, recipe, experiment="x", tracking_uri=f"sqlite:///{tmp_path}/m.db", seed=0)
+
+
+# --- What MLflow shows ---
+
+
+def test_experiments_have_our_tags_beside_those_that_they_have(tmp_path: Path) -> None:
+    uri = new_store(tmp_path)
+    client, held = mlflow.MlflowClient(uri), {"mlflow.experimentKind": "regression"}
+    client.create_experiment("made by hand", artifact_location=tmp_path.as_uri(), tags=held)
+    for name, own in (("made by hand", held), ("new", {})):
+        open_run(uri, name, "run")
+        found = client.get_experiment_by_name(name)
+        assert found is not None
+        assert found.tags == EXPERIMENT_TAGS | own
+
+
+def test_the_saved_view_sorts_by_a_metric_and_names_metrics_that_runs_log(trained: Trained) -> None:
+    view = json.loads(EXPERIMENT_TAGS[f"mlflow.sharedViewState.{VIEW_KEY}"])
+    assert set(view) == {"name", "createdAt", "state"}
+    state = json.loads(view["state"])
+    data = mlflow.MlflowClient(trained.tracking_uri).get_run(trained.run_id).data
+    assert state["orderByKey"] in state["selectedColumns"]
+    for column in state["selectedColumns"]:
+        kind, name = column.replace("`", "").split(".", 1)
+        known = {"metrics": data.metrics, "params": data.params, "attributes": {"Dataset"}}
+        assert name in known[kind]
+
+
+def test_the_default_store_is_that_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each in turn, in one process: a notebook's, or a test's."""
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        folder.mkdir()
+        new_store(folder)
+        monkeypatch.chdir(folder)
+        with start_run(DEFAULT_TRACKING_URI, "where", name) as run:
+            pass
+        assert reopen_run(uri_of(folder), run.run_id).directory == run.directory
+        assert run.directory is not None
+        assert run.directory.is_relative_to(folder)
+
+
+def test_trials_that_log_the_same_data_at_once_all_do(tmp_path: Path) -> None:
+    uri = new_store(tmp_path)
+    runs = [open_run(uri, "study", f"trial {number}") for number in range(4)]
+    together = threading.Barrier(len(runs))
+
+    def log(run: Run, digest: str) -> None:
+        together.wait()
+        run.log_data(str(tmp_path), digest)
+
+    with ThreadPoolExecutor(len(runs)) as pool:
+        for number in range(3):
+            list(pool.map(log, runs, [f"{number:012x}"] * len(runs)))

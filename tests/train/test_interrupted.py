@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 
 from dynamiccl import cli
 from dynamiccl.evaluate import report
-from dynamiccl.train.commands import options
+from dynamiccl.train import options
 from dynamiccl.train.study import latest_trials, open_study
 from tests.cli.in_process import run
 from tests.conftest import Trained
@@ -66,8 +66,8 @@ def test_study_names_itself(
     line = f"dynamiccl-train study --data {data_dir} --jobs 1 --seeds 2"
     said = interrupted(line, tmp_path, "begun.json")
     assert re.fullmatch(
-        r"interrupted: study (\w+) keeps what is done; go on with: dynamiccl-train study --resume "
-        r"\1 --tracking-uri sqlite:///.*mlflow.db",
+        r"interrupted: study (\w+) keeps what is done; go on with: "
+        r"env MLFLOW_TRACKING_URI=sqlite:///.*mlflow.db dynamiccl-train study --resume \1",
         said,
     )
     assert "interrupted" not in capfd.readouterr().err  # by its worker, too
@@ -92,7 +92,9 @@ def test_what_went_wrong_in_a_worker_is_told_once(
         f"    if '--join' in sys.argv:\n        {body}\n    return make_recipe('bc')\n"
     )
     line = f"dynamiccl-train study --data {data_dir} --recipe {recipe} --seeds 1 --jobs 1"
-    code, said = run(f"{line} --tracking-uri {new_store(tmp_path)}")
+    new_store(tmp_path)
+    with contextlib.chdir(tmp_path):
+        code, said = run(line)
     assert code == 3
     assert (said + capfd.readouterr().err).count(told) == 1
 

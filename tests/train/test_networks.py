@@ -246,12 +246,6 @@ def masks(count: int) -> Iterator[torch.Tensor]:
         yield mask
 
 
-def test_value_head_is_the_value_of_abstaining() -> None:
-    made = network()
-    value = made.head.value(made.trunk(*observation()))
-    torch.testing.assert_close(made(*observation())[:, :1], value)
-
-
 def gains_of(
     members: list[Network], seen: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

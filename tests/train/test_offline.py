@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 import torch
 
-from dynamiccl.datasets.features import CONTEXT_COLUMN, NUM_CELLS, cold_observations
+from dynamiccl.datasets.features import NUM_CELLS, cold_observations
 from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.datasets.steps import Int64Array, Steps, with_noise
 from dynamiccl.train.data import base_residuals, load_data
@@ -26,9 +26,8 @@ from dynamiccl.train.networks import (
     Imitator,
 )
 from dynamiccl.train.offline import (
-    CostDropout,
+    Batches,
     Loss,
-    Mixed,
     Networks,
     Replay,
     entropy,
@@ -147,7 +146,7 @@ def test_a_seed_gives_the_same_batches_with_a_part_of_each_replay() -> None:
         random = np.random.default_rng(5)
         return [Replay(swept, 8, seed=random), Replay(called, 8, seed=random, num_steps=3)]
 
-    batch = Mixed(replays()).sample()
+    batch = Batches(replays()).sample()
     first, second = (each.sample() for each in replays())
     for name in ("actions", "rewards", "next_actions", "terminals", "intervals"):
         joined = np.concatenate([getattr(first, name), getattr(second, name)])
@@ -166,7 +165,7 @@ def test_costs_are_hidden_from_a_share_of_the_rows_whole(data_dir: Path) -> None
     costs = slice(data.cost_start, data.cost_start + NUM_CELLS)
     told = np.asarray(replay.sample().observations[1])
     assert (told[:, costs] != 0.0).any(axis=1).all()
-    context = np.asarray(CostDropout(replay, data.cost_start, 0.25).sample().observations[1])
+    context = np.asarray(Batches([replay], data.cost_start, 0.25).sample().observations[1])
     hidden = (context[:, costs] == 0.0).all(axis=1)
     assert 0.2 < hidden.mean() < 0.3
     assert context.shape[1] == costs.stop
@@ -306,15 +305,6 @@ def test_networks_scale_what_they_see_by_what_they_learn_from() -> None:
     assert (trunk.window_scale == 1.0).all()
 
 
-def test_balanced_batches_hold_every_group_equally_often(data_dir: Path) -> None:
-    steps = load_data(data_dir, 0).training.steps
-    rows = np.bincount(steps.tasks.group[steps.task])
-    assert len(set(rows.tolist())) == 2  # they are not equally often there
-    context = Replay(steps, 4000, balance=1.0, seed=0).sample().observations[1]
-    share = float(np.asarray(context)[:, CONTEXT_COLUMN["collective_AllGather"]].mean())
-    assert 0.45 < share < 0.55
-
-
 def test_what_does_not_learn_from_records_trains_without_d3rlpy(data_dir: Path) -> None:
     code = """
 import sys
@@ -323,16 +313,15 @@ from pathlib import Path
 import dynamiccl.train.fit, dynamiccl.train.study, dynamiccl.train.trigger.fit
 from dynamiccl.train.cautious.fit import fit_tables
 from dynamiccl.train.data import base_residuals, load_data
-from dynamiccl.train.online.a3c import update
-from dynamiccl.train.online.actor_critic import SharedRmsProp
-from dynamiccl.train.online.make import network_of, orders_of
+from dynamiccl.train.online.a3c import SharedRmsProp, update
+from dynamiccl.train.online import network_of, orders_of
 from dynamiccl.train.recipe import make_recipe
 data = load_data(Path(sys.argv[1]), 0, with_costs=True)
 few = ["hidden_sizes=8", "jobs=1", "num_steps=2", "places=h100-ib:decode:busy-host:4x8"]
 recipe = make_recipe("a3c", few)
 shared, own = (network_of(data, recipe, uses_cost=True) for _ in range(2))
 player = orders_of(data, recipe, 0)[0].player(0)
-optimizer = SharedRmsProp(list(shared.parameters()), shared=False)
+optimizer = SharedRmsProp(list(shared.parameters()))
 print("loss", update(player, shared, own, optimizer, lambda: 1)[0])
 print("tables", fit_tables(data, alpha=0.1).widened)
 try:

@@ -1,12 +1,210 @@
-"""Online training in simulated worlds: the environment, A3C and IMPALA.
+"""Online training in simulated worlds: where actors play, and network and loop of their recipes.
 
 Importing it registers `gymnasium.make("dynamiccl/Collectives-v0")`.
 """
 
-import gymnasium
+import logging
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any, Final, Self, cast
 
-gymnasium.register(
-    "dynamiccl/Collectives-v0",
-    entry_point="dynamiccl.train.environment:Collectives",
-    vector_entry_point="dynamiccl.train.environment:make_vector",
+import gymnasium
+import polars as pl
+from torch import nn
+
+from dynamiccl.datasets.splits import Split, with_split
+from dynamiccl.errors import UserError
+from dynamiccl.simulator.record_jobs import check_workload
+from dynamiccl.simulator.scenario import Scenario, find_scenario
+from dynamiccl.simulator.system import Group
+from dynamiccl.simulator.systems import System, find_system
+from dynamiccl.simulator.workloads import Workload, make_workload
+from dynamiccl.simulator.world import World
+from dynamiccl.train.data import TrainingData
+from dynamiccl.train.environment import Tables
+from dynamiccl.train.loop import Loop
+from dynamiccl.train.networks import (
+    ActionInputs,
+    Imitator,
+    Network,
+    StatefulTrunk,
+    Trunk,
+    set_scaling,
 )
+from dynamiccl.train.online.a3c import ActorCritic, ActorLearners, ActorSettings, Player
+from dynamiccl.train.online.impala import Learner, RayActors, local_actors
+from dynamiccl.train.recipe import Recipe
+
+_log = logging.getLogger(__name__)
+gymnasium.register("dynamiccl/Collectives-v0", "dynamiccl.train.environment:Collectives")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A simulated system, its workload and its interference scenario, from a text.
+
+    b300-nvlink:decode+lora:busy-host            the largest group of the system
+    h100-ib:decode:congested:4x8                 4 nodes of 8 ranks
+    """
+
+    text: str
+    system: System
+    workload: Workload
+    scenario: Scenario
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse the text. Raises UserError for another form, and as the look-ups of its parts."""
+        parts = text.split(":")
+        shape = re.fullmatch(r"(\d+)x(\d+)", parts[3]) if len(parts) == 4 else None
+        if len(parts) not in {3, 4} or (len(parts) == 4 and shape is None):
+            raise UserError(
+                f"'{text}' is no place to train in; give SYSTEM:WORKLOAD+WORKLOAD:SCENARIO, and "
+                "the group's shape behind it where it is not the largest, as h100-ib:ddp:quiet:4x8"
+            )
+        system = find_system(parts[0])
+        group = Group(int(shape[1]), int(shape[2])) if shape else system.groups()[-1]
+        workload = make_workload(parts[1].split("+"), group)
+        check_workload(system, workload)
+        return cls(text, system, workload, find_scenario(parts[2]))
+
+    @property
+    def for_training(self) -> Workload:
+        """The workload with sizes of training octaves only, so that test sizes stay unseen."""
+        calls = self.workload.calls
+        moved = (replace(call, size_bytes=training_size(call.size_bytes)) for call in calls)
+        return Workload(self.workload.name, tuple(moved))
+
+
+@cache
+def training_size(size_bytes: int) -> int:
+    """The size, or the next one by octaves above it that is in a training octave.
+
+    >>> training_size(1 << 20), training_size(1 << 19)
+    (1048576, 1048576)
+    """
+    sizes = pl.DataFrame({"size_bytes": [size_bytes << up for up in range(5)]})
+    for row in with_split(sizes).iter_rows(named=True):
+        if row["split"] == Split.TRAIN:
+            return int(row["size_bytes"])
+    raise UserError(
+        f"{size_bytes} bytes lie in no octave that is split; give sizes of 64 B or more"
+    )
+
+
+#: Jobs of a place; seeds of actors are below this one.
+_JOBS: Final = 8
+_SEED: Final = 3_000_000
+
+
+class Pilot:
+    """Validation by playing: one episode in each place of some actors.
+
+    Validation on data is cold, and tells nothing about choices that depend on the state of a job;
+    the actors' own speedup is of policies that explore, in worlds that differ. Here the policy
+    plays as it is deployed, by its most likely actions, in the same episodes each time.
+    """
+
+    def __init__(self, actors: Sequence[ActorSettings], make: Callable[[], ActorCritic]) -> None:
+        """`make` returns a network of the actors' form."""
+        places = {each.place: each for each in actors}
+        self._actors = list(places.values())
+        self._network = make()
+
+    def play(self, actor: Imitator) -> tuple[float, int]:
+        """(speedup, probe_every), of the recipe's the best one, which the actor has then.
+
+        The speedup is the geometric mean over places of NCCL's time / that of the actor's most
+        likely actions.
+        """
+        self._network.actor.load_state_dict(actor.state_dict())
+        found = {each: self._log_speedup(each) for each in self._actors[0].recipe.probe_every}
+        best = max(found, key=lambda each: found[each])
+        if isinstance(actor.trunk, StatefulTrunk):
+            actor.trunk.probe_every.fill_(best)
+        return math.exp(found[best]), best
+
+    def _log_speedup(self, probe_every: int) -> float:
+        changes: dict[str, Any] = {"jobs": _JOBS, "vary": 1.0, "vary_times": 0.0}
+        logs = []
+        for actor in self._actors:
+            recipe = replace(actor.recipe, probe_every=(probe_every,), **changes)
+            env = replace(actor, recipe=recipe).env()
+            player = Player(env, self._network.state_units, recipe, _SEED, is_greedy=True)
+            count = math.ceil(recipe.episode_rounds / recipe.num_steps)
+            played = [player.play(self._network) for _ in range(count)]
+            default_us, true_us = sum(p.default_us for p in played), sum(p.true_us for p in played)
+            logs.append(math.log(default_us / true_us))
+        return sum(logs) / len(logs)
+
+
+def make_loop(
+    data: TrainingData, recipe: Recipe, seed: int, *, uses_cost: bool, ray: str | None = None
+) -> Loop:
+    """The loop of an A3C or IMPALA recipe.
+
+    `ray`: the address of a cluster for IMPALA's actors. Raises UserError as `Place.parse`, and for
+    a place none of whose configs are in the data, and what `check_cluster` raises.
+    """
+    make = partial(network_of, data, recipe, uses_cost=uses_cost)
+    orders, shared = orders_of(data, recipe, seed), make()
+    pilot, margin = Pilot(orders, make), recipe.abstain_margins[0]
+
+    def validate(members: nn.ModuleList) -> dict[str, float]:
+        networks = cast(Iterable[Network], members)
+        regret = data.validation_regret(networks, margin, is_unanimous=False)
+        speedup, probe_every = pilot.play(cast(Imitator, members[0]))
+        told = {"validation_regret": regret, "validation_speedup": speedup}
+        return told | {"probe_every": probe_every}
+
+    if recipe.algorithm == "A3C":
+        return Loop(ActorLearners(shared, orders, make), recipe, validate)
+    actors: Any = (
+        local_actors(shared, orders, make) if ray is None else RayActors(shared, orders, ray)
+    )
+    return Loop(Learner(shared, actors, recipe), recipe, validate)
+
+
+def network_of(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorCritic:
+    """The untrained network of a recipe."""
+    steps = data.training.steps
+    window, context, _ = steps.shapes
+    trunk: Any = Trunk(window, context[0], recipe.hidden_sizes, recipe.window_encoder)
+    inputs = ActionInputs(data.catalogue.configs, data.cost_start, uses_cost)
+    width, actions = recipe.hidden_sizes[-1], steps.num_actions
+    if recipe.state_units:
+        trunk = StatefulTrunk(trunk, width, actions, recipe.state_units)
+        width = trunk.width
+    imitator = Imitator(trunk, width, actions, inputs if recipe.action_inputs else None)
+    set_scaling([imitator], data.sources(recipe))
+    return ActorCritic(imitator, width, actions, recipe.seen_decisions)
+
+
+def orders_of(data: TrainingData, recipe: Recipe, seed: int) -> list[ActorSettings]:
+    """What each actor plays; raises as `make_loop`."""
+    orders, places = [], [Place.parse(text) for text in recipe.places.split(",")]
+    played = {place.system.name for place in places}
+    others = sorted(set(data.frame["system"].unique()) - played)
+    if others:
+        _log.warning(
+            "no actor plays on %s, which the data are of, but on %s: on the former the policy may "
+            "be slower than NCCL's own choice. Check it with 'dynamiccl-evaluate gate', or add a "
+            "place with --set places",
+            ", ".join(others),
+            ", ".join(sorted(played)),
+        )
+    for index in range(max(recipe.actors, len(places))):
+        place = places[index % len(places)]
+        world = World(place.system, place.for_training, data.catalogue.configs, place.scenario)
+        if not world.mask[:, 1:].any():
+            raise UserError(
+                f"nothing that {place.text} has is among the configs of the data: choose --set "
+                "places by the systems that were measured"
+            )
+        tables = Tables.of(world, data.profiles, data.training.noise, data.costs)
+        order = ActorSettings(place.text, tables, world, recipe, seed * 1000 + index)
+        orders.append(order)
+    return orders

@@ -246,7 +246,7 @@ def fit_trigger(
         seconds = time.monotonic() - started
         for step in range(0, len(trained.losses), _EVERY):
             loss = float(np.mean(trained.losses[step : step + _EVERY]))
-            run.log_metrics({"loss": loss}, step=step)
+            run.log({"loss": loss}, step=step)
         pairs = zip(RUNGS, module.thresholds.tolist(), strict=True)
         facts = TriggerFacts(
             **asked,
@@ -270,7 +270,7 @@ def fit_trigger(
             "forecast_error": facts.forecast_error,
             "train_seconds": seconds,
         }
-        run.log_metrics(metrics, step=STEPS)
+        run.log(metrics, step=STEPS)
         place = str(run.directory or run.artifact_uri)
         summary = TriggerSummary(run.run_id, place, seconds, facts, delays)
         with tempfile.TemporaryDirectory() as scratch:
@@ -279,7 +279,7 @@ def fit_trigger(
             save_script(module, folder / TRIGGER_NAME)
             text = json.dumps(asdict(facts), indent=1) + "\n"
             (folder / TRIGGER_FACTS_NAME).write_text(text, encoding="utf-8")
-            run.finish(Path(scratch), summary)
+            run.finish(summary, Path(scratch))
     return summary
 
 

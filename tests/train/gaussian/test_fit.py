@@ -83,8 +83,7 @@ def test_it_gains_where_there_is_something_to_gain_and_is_hardly_ever_slower(
 
 
 def test_run_says_how_far_it_can_be_trusted(fitted: Run) -> None:
-    mlflow.set_tracking_uri(fitted.uri)
-    metrics = mlflow.get_run(fitted.summary.run_id).data.metrics
+    metrics = mlflow.MlflowClient(fitted.uri).get_run(fitted.summary.run_id).data.metrics
     assert metrics["calibration_tasks_sizes"] == 138
     assert 0.8 < metrics["coverage_90_sizes"] <= 1.0
     assert metrics["prior_widened"] == fitted.summary.widened >= 1.0

@@ -6,9 +6,8 @@ import pytest
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.train.data import TrainingData, load_data
-from dynamiccl.train.online.actor_critic import ActorCritic
-from dynamiccl.train.online.actors import Player
-from dynamiccl.train.online.make import network_of, orders_of
+from dynamiccl.train.online import network_of, orders_of
+from dynamiccl.train.online.a3c import ActorCritic, Player
 from dynamiccl.train.recipe import Recipe
 
 SWEEP = """

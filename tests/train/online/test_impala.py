@@ -16,11 +16,9 @@ from dynamiccl.errors import UserError
 from dynamiccl.train.data import TrainingData
 from dynamiccl.train.fit import fit
 from dynamiccl.train.networks import StatefulTrunk
-from dynamiccl.train.online.a3c import ActorLearners
-from dynamiccl.train.online.actor_critic import ActorCritic
-from dynamiccl.train.online.actors import Player, Trajectory
+from dynamiccl.train.online import Pilot, make_loop, orders_of
+from dynamiccl.train.online.a3c import ActorCritic, ActorLearners, Player, Trajectory
 from dynamiccl.train.online.impala import Learner, local_actors, vtrace
-from dynamiccl.train.online.make import Pilot, make_loop, orders_of
 from dynamiccl.train.policy import StatefulPolicyModule
 from dynamiccl.train.recipe import Recipe, make_recipe
 from tests.train.online.conftest import SMALL, small_network, small_player

@@ -91,10 +91,10 @@ def test_equal_seeds_train_alike(summary: TriggerSummary, data: Path) -> None:
 
 
 def test_the_command_says_what_it_found_and_the_export_takes_its_run(
-    data: Path, uri: str, policy: Path, shell: Shell
+    data: Path, uri: str, policy: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = ("dynamiccl-train", "trigger", "--data", data, "--tracking-uri", uri)
-    found = shell(*arguments, "--json").json
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    found = shell("dynamiccl-train", "trigger", "--data", data, "--json").json
     assert found["facts"]["thresholds"].keys() == {f"{rung:.3f}" for rung in RUNGS}
     exporting = ("dynamiccl-deploy", "export", policy, "--out", "with")
     done = shell(*exporting, "--trigger", found["run_directory"], "--json")

@@ -26,8 +26,8 @@ from rich.table import Table
 class WordTable(Table):
     """Columns at least as wide as their longest word, where all fit.
 
-    Where they do not, cells are folded anywhere (a run id that is cut names nothing), and heads are
-    not if those fit. Rich narrows columns whatever their `min_width` is, so `width` is set.
+    Where they do not, cells are folded anywhere, and heads are not if those fit. Rich narrows
+    columns whatever their `min_width` is, so `width` is set.
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -80,15 +80,13 @@ DEFAULT_RECIPE: Final = "ddqn-dueling"
 EXPERIMENT: Final = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "dynamiccl"
 Data = Annotated[Path, typer.Option(help="Data directory of dynamiccl-collect.")]
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout.")]
-TrackingUri = Annotated[str, typer.Option(help="MLflow store.")]
-RunStore = Annotated[str, typer.Option(help="MLflow store that holds the run ids.")]
 stdout = Console()
 stderr = Console(stderr=True)
 
 
-def wide_stdout(least: int = WIDTH) -> Console:
-    """Standard output for tables, at least `least` columns wide when not a terminal."""
-    return stdout if stdout.is_terminal else Console(width=max(stdout.width, least))
+def wide_stdout() -> Console:
+    """Standard output for tables, wide enough for them where it is no terminal."""
+    return stdout if stdout.is_terminal else Console(width=max(stdout.width, WIDTH))
 
 
 def tell(console: Console, text: str) -> None:
@@ -132,14 +130,6 @@ class _Bar(Progress):
     def update(self, task_id: TaskID, **changes: Any) -> None:
         """As `rich.progress.Progress.update`."""
         super().update(task_id, **changes)
-        self._say(task_id)
-
-    def advance(self, task_id: TaskID, advance: float = 1) -> None:
-        """As `rich.progress.Progress.advance`."""
-        super().advance(task_id, advance)
-        self._say(task_id)
-
-    def _say(self, task_id: TaskID) -> None:
         now = time.monotonic()
         if self.disable and now - self._said >= EVERY_S:
             self._said = now
