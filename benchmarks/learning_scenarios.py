@@ -52,12 +52,12 @@ from dynamiccl.evaluate.simulate import (
     simple_contenders,
 )
 from dynamiccl.simulator.world import World
-from dynamiccl.train.cautious.fit import share_table
-from dynamiccl.train.cautious.policy import cell_of
+from dynamiccl.train.cautious import cell_of
+from dynamiccl.train.cautious_fit import share_table
 from dynamiccl.train.data import load_data
 from dynamiccl.train.environment import JobCalls
 from dynamiccl.train.policy import TorchPolicy
-from dynamiccl.train.trigger.detector import Detector
+from dynamiccl.train.trigger import Detector
 
 Float64Array = npt.NDArray[np.float64]
 SEEDS: Final = 2

@@ -18,8 +18,8 @@ from dynamiccl.datasets.questions import (
     table_supports,
 )
 from dynamiccl.errors import UnknownName, UserError
-from dynamiccl.evaluate.gate.evidence import place_of
-from dynamiccl.evaluate.gate.gate import read_gated
+from dynamiccl.evaluate.evidence import place_of
+from dynamiccl.evaluate.gate import read_gated
 from dynamiccl.evaluate.page import say
 from dynamiccl.nccl import Collective, Config, NcclVersion, invalid_reason
 from dynamiccl.serve.artifact import acts_nowhere

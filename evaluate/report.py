@@ -40,10 +40,9 @@ from dynamiccl.evaluate.baselines import (
     NamedPolicy,
     make_policies,
 )
-from dynamiccl.evaluate.figures import draw_gains, draw_map
 from dynamiccl.evaluate.metrics import SCALE, result_rows, summarise
 from dynamiccl.evaluate.ope import CONFIDENCE, logged_values
-from dynamiccl.evaluate.page import render, say
+from dynamiccl.evaluate.page import draw_gains, draw_map, render, say
 from dynamiccl.nccl import ABSTAIN
 from dynamiccl.train import tracking
 from dynamiccl.train.policy import TorchPolicy

@@ -21,8 +21,7 @@ from dynamiccl.datasets.features import Observations
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.drawn_worlds import Floats
 from dynamiccl.errors import UserError
-from dynamiccl.evaluate.figures import draw_courses
-from dynamiccl.evaluate.page import render, saved_text, write_page
+from dynamiccl.evaluate.page import draw_courses, render, saved_text, write_page
 from dynamiccl.nccl import ABSTAIN, Config
 from dynamiccl.serve.search.autoccl import AutoCcl, Choice, Key, SearchSpace, Tuner, is_disturbed
 from dynamiccl.serve.search.policy_search import PolicySearch, Prior, predicted
@@ -164,7 +163,7 @@ class Setting:
     workload: Workload
     scenario: Scenario
     calls: int
-    jobs: int
+    jobs: int = 4
 
     def world(self, configs: Sequence[Config]) -> World:
         """The world with a catalogue's configs."""
@@ -517,7 +516,7 @@ def simulate(
             )
         contenders += policy_contenders(setting, name, policy, None)
         if trigger is not None:
-            from dynamiccl.train.trigger.detector import Detector
+            from dynamiccl.train.trigger import Detector
 
             watch = partial(Detector.load, trigger)
             contenders += policy_contenders(setting, name, policy, watch)

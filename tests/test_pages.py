@@ -19,7 +19,7 @@ import pytest
 
 from dynamiccl.datasets import store
 from dynamiccl.train.policy import save_script
-from dynamiccl.train.trigger.module import TriggerModule
+from dynamiccl.train.trigger import TriggerModule
 from tests.calls import call, calls_table
 from tests.cli.in_process import run
 from tests.data_sets import with_few_channels

@@ -37,7 +37,7 @@ from dynamiccl.train.recipe import (
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds
     from dynamiccl.train.fit import FitSummary
-    from dynamiccl.train.trigger.fit import TriggerSummary
+    from dynamiccl.train.trigger_fit import TriggerSummary
 
 
 app = typer.Typer(
@@ -211,7 +211,7 @@ def trigger_command(
     from dynamiccl.datasets.store import part_paths
 
     part_paths(data)
-    from dynamiccl.train.trigger.fit import fit_trigger
+    from dynamiccl.train.trigger_fit import fit_trigger
 
     with open_bar() as bar:
         task = bar.add_task("reading", total=None)

@@ -20,8 +20,8 @@ from dynamiccl.datasets.questions import table_supports
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UserError
 from dynamiccl.evaluate.baselines import let_through
-from dynamiccl.evaluate.gate.evidence import MIN_RUNS, Cell, FreshRuns, Verdict
-from dynamiccl.evaluate.gate.gate import Gated, pass_gate, read_gated
+from dynamiccl.evaluate.evidence import MIN_RUNS, Cell, FreshRuns, Verdict
+from dynamiccl.evaluate.gate import Gated, pass_gate, read_gated
 from dynamiccl.evaluate.page import say
 from dynamiccl.evaluate.report import make_report
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dynamiccl.evaluate.gate.evidence import Verdict, passing, shrunk
-from dynamiccl.evaluate.gate.gate import pass_gate
+from dynamiccl.evaluate.evidence import Verdict, passing, shrunk
+from dynamiccl.evaluate.gate import pass_gate
 from tests.evaluate.test_gate import SIZES, always_ring, runs, verdicts
 from tests.rows import frame
 

@@ -10,8 +10,8 @@ import pytest
 from dynamiccl.collect.sweep import parse_sweep
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.errors import NotEnoughData, UnknownName, UserError
-from dynamiccl.evaluate.job.answer import POLICY
-from dynamiccl.evaluate.job.gains import Gains, Measured
+from dynamiccl.evaluate.job import POLICY
+from dynamiccl.evaluate.job_calls import Gains, Measured
 from tests.calls import traced
 from tests.evaluate.jobs import RUNS, against, arm_of, exposed_job, job, stepped, steps_frame, sweep
 from tests.policies import hand_made_manifest

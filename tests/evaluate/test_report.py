@@ -196,11 +196,9 @@ def test_page_names_the_run_and_is_kept_there(trained: Trained, report: Path) ->
     assert (kept / "summary.json").read_bytes() == (report / "summary.json").read_bytes()
 
 
-def test_a_terminal_has_a_line_a_policy_and_nothing_is_kept_where_nobody_wants_it(
-    trained: Trained, shell: Shell, tmp_path: Path
-) -> None:
+def test_a_terminal_has_a_line_a_policy(trained: Trained, shell: Shell, tmp_path: Path) -> None:
     name = "gaussian-process-seed12"
-    policy = ("--policy", f"{name}={trained.run_id}", "--out", "b", "--no-log")
+    policy = ("--policy", f"{name}={trained.policy}", "--out", "b")
     lines = shell(*_command(trained), *policy).out.splitlines()
     assert not (trained.run_directory / "report").exists()
     found = json.loads((tmp_path / "b" / "summary.json").read_text())

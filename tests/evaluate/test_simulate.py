@@ -33,8 +33,7 @@ from dynamiccl.simulator.scenario import MarkovLink, Scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import make_workload
 from dynamiccl.train.policy import TorchPolicy
-from dynamiccl.train.trigger.detector import Detector
-from dynamiccl.train.trigger.module import TriggerModule
+from dynamiccl.train.trigger import Detector, TriggerModule
 from tests.cli.conftest import Shell
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame

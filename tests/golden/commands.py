@@ -259,7 +259,7 @@ _DRAWN: Final = (
 
 def _report(_: Path) -> Any:
     at = scene()
-    words = ("--data", "data", "--policy", _policy(), "--out", "report", "--no-log", "--json")
+    words = ("--data", "data", "--policy", _policy(), "--out", "report", "--json")
     said = at.run("evaluate", "report", *words).json
     return {"said": _without_drawn(said), "files": _files(at.folder / "report")}
 

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 from dynamiccl.train.policy import save_script
-from dynamiccl.train.trigger.module import TriggerModule
+from dynamiccl.train.trigger import TriggerModule
 from tests.golden.golden import Golden, equal_values
 from tests.golden.tables import run, simulate
 

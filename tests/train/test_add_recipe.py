@@ -8,7 +8,7 @@ from mlflow import MlflowClient
 
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.gate.gate import pass_gate, write_gated
+from dynamiccl.evaluate.gate import pass_gate, write_gated
 from dynamiccl.evaluate.report import make_report
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.table import DecisionTable

@@ -33,7 +33,7 @@ from dynamiccl.train.environment import DecisionEnv, Rounds, Tables, Variation
 from dynamiccl.train.loop import Source
 from dynamiccl.train.online.actor_critic import ActorCritic, RoundObservations, State
 from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.trigger.detector import Detector
+from dynamiccl.train.trigger import Detector
 
 
 @dataclass(frozen=True, slots=True)

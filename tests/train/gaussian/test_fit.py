@@ -30,8 +30,8 @@ from dynamiccl.serve.table import DecisionTable
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.h100 import default_model, true_us
 from dynamiccl.simulator.system import Call
-from dynamiccl.train.cautious.fit import Tasks, fit_tables
-from dynamiccl.train.cautious.policy import CautiousPolicy
+from dynamiccl.train.cautious import CautiousPolicy
+from dynamiccl.train.cautious_fit import Tasks, fit_tables
 from dynamiccl.train.data import load_data
 from dynamiccl.train.fit import FitSummary, fit
 from dynamiccl.train.policy import TorchPolicy, forward

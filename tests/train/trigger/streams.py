@@ -3,9 +3,8 @@
 import numpy as np
 import torch
 
-from dynamiccl.train.trigger.calibration import find_peaks
-from dynamiccl.train.trigger.module import TriggerModule
-from dynamiccl.train.trigger.series import FloatArray, Series
+from dynamiccl.train.trigger import TriggerModule
+from dynamiccl.train.trigger_fit import FloatArray, Series, find_peaks
 
 #: Robust sigma of Student's t with three degrees of freedom: 1.4826 x its upper quartile.
 T3_SIGMA = 1.4826 * 0.7648923

@@ -5,14 +5,14 @@ import pytest
 from bench_trigger import count_false_alarms
 
 from dynamiccl.train.policy import script
-from dynamiccl.train.trigger.calibration import (
+from dynamiccl.train.trigger import RUNGS, TriggerModule
+from dynamiccl.train.trigger_fit import (
     Peaks,
     delays_of,
     find_peaks,
     scale_of_rung,
     watch_with,
 )
-from dynamiccl.train.trigger.module import RUNGS, TriggerModule
 from tests.train.trigger.streams import Calibration, made_up_series, t3
 
 

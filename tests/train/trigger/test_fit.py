@@ -11,16 +11,16 @@ from mlflow import MlflowClient
 from dynamiccl.datasets.store import write_part
 from dynamiccl.errors import UserError
 from dynamiccl.serve.export import verify_artifact
-from dynamiccl.train.trigger.detector import Detector
-from dynamiccl.train.trigger.fit import (
+from dynamiccl.train.trigger import RUNGS, Detector, TriggerModule
+from dynamiccl.train.trigger_fit import (
+    Series,
     TriggerSummary,
     fit_trigger,
     forecast_error,
     make_trigger,
+    read_series,
     train,
 )
-from dynamiccl.train.trigger.module import RUNGS, TriggerModule
-from dynamiccl.train.trigger.series import Series, read_series
 from tests.calls import call, calls_table
 from tests.cli.conftest import Shell
 from tests.cli.conftest import policy_fixture as policy_fixture  # noqa: PLC0414
@@ -37,7 +37,7 @@ def few_calls() -> Iterator[None]:
         few = {"STEPS": 1, "JUDGED_CALLS": 250, "CALLS_PER_RUNG": 10_000}
         few |= {"_ONSETS": 50, "_HORIZON": 60}
         for name, count in few.items():
-            patched.setattr(f"dynamiccl.train.trigger.fit.{name}", count)
+            patched.setattr(f"dynamiccl.train.trigger_fit.{name}", count)
         yield
 
 
@@ -124,7 +124,7 @@ def test_the_forecaster_learns_what_follows_from_the_calls_before() -> None:
 
 
 def test_what_cannot_be_learned_leaves_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynamiccl.train.trigger.fit._CHUNKS", 2)
+    monkeypatch.setattr("dynamiccl.train.trigger_fit._CHUNKS", 2)
     series = Series.of(
         list(t3(np.random.default_rng(0), 600, 4).T), [np.zeros(600, dtype=np.float32)] * 4
     )

@@ -22,16 +22,16 @@ from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.simulator.world import World
-from dynamiccl.train.cautious.fit import share_table
-from dynamiccl.train.cautious.policy import cell_of
+from dynamiccl.train.cautious import cell_of
+from dynamiccl.train.cautious_fit import share_table
 from dynamiccl.train.environment import Course, JobCalls, Tables
-from dynamiccl.train.trigger.detector import (
+from dynamiccl.train.trigger import (
     MOST_SHARE,
     Detector,
+    TriggerModule,
     interference_levels,
     level_shares_of,
 )
-from dynamiccl.train.trigger.module import TriggerModule
 
 #: None of a test bin.
 SIZES = (1 << 18, 1 << 20, 1 << 24)

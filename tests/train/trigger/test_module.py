@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from dynamiccl.train.policy import script
-from dynamiccl.train.trigger.detector import Detector
-from dynamiccl.train.trigger.module import (
+from dynamiccl.train.trigger import (
     HALF_LIFE,
     NUMBERS,
     UNKNOWN,
     WARM_UP,
+    Detector,
     TriggerModule,
 )
-from dynamiccl.train.trigger.series import FloatArray
+from dynamiccl.train.trigger_fit import FloatArray
 from tests.train.trigger.streams import t3
 
 QUIET = np.log(100.0)

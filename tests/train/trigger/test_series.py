@@ -7,7 +7,7 @@ import pytest
 
 from dynamiccl.datasets.store import write_part
 from dynamiccl.errors import NotEnoughData
-from dynamiccl.train.trigger.series import BLOCK, Series, read_series
+from dynamiccl.train.trigger_fit import BLOCK, Series, read_series
 from tests.calls import call, calls_table, traced
 from tests.train.trigger.streams import made_up_series, t3
 

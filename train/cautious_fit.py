@@ -34,7 +34,7 @@ from dynamiccl.drawn_worlds import Floats, Grid, Ints
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.repeats import MAD_TO_SIGMA
 from dynamiccl.sizes import bin_center_bytes, size_bin
-from dynamiccl.train.cautious.policy import (
+from dynamiccl.train.cautious import (
     LEAST_DIFFERENCE,
     LEAST_SHAPES,
     NUM_ROW_CELLS,

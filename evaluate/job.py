@@ -33,8 +33,7 @@ from dynamiccl.datasets.objective import EARLY, OWN_LOSES
 from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.drawn_worlds import Floats
 from dynamiccl.errors import UnknownName
-from dynamiccl.evaluate.job.calls import Job
-from dynamiccl.evaluate.job.gains import DRAWS, Gains, Measured
+from dynamiccl.evaluate.job_calls import DRAWS, Gains, Job, Measured
 from dynamiccl.evaluate.page import say
 from dynamiccl.nccl import Collective
 
