@@ -1,9 +1,7 @@
 """Evidence for the gate: fresh runs of a config against NCCL's default, paired by run.
 
 Three runs tell little of a bin's variance, so it is shrunk towards that of all tested bins: the
-moderated t of Smyth (2004), as limma's eBayes has it. Where noise is uneven, a call now and then
-takes a multiple of its time, or a process slows all its sizes alike, bins are not the draws of one
-law that this takes them for, and two things keep the test safe (`shrunk`).
+moderated t of Smyth (2004), as limma's eBayes has it (`shrunk`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -111,6 +109,11 @@ class Cell:
         """Whether tables act there."""
         return self.verdict in {Verdict.PASSED, Verdict.INFERRED}
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the policy itself acts there."""
+        return self.verdict is not Verdict.ABSTAINS
+
 
 def place_of(support: Support) -> Place:
     """What its cells have for a place."""
@@ -173,7 +176,7 @@ class FreshRuns:
                 reason = f"{len(gains)} fresh runs of both, not {MIN_RUNS}"
             elif not reason and least is None:
                 reason = "the noise band is not known"
-            if not reason and least is not None:
+            if not reason:
                 tested.append((i, gains, least))
             found[i] = replace(tried, reason=reason)
         of_bins = zip(tested, *shrunk([gains for _, gains, _ in tested]), strict=True)
@@ -217,12 +220,8 @@ class FreshRuns:
         """ln(default / config) that the mean must exceed; None if the noise is not known."""
         if cell.loss is not None:
             return -float(np.log1p(cell.loss))
-        band = self.band(support, cell.collective)
+        band = self._bands.get((support.system, cell.collective))
         return None if band is None else float(np.log1p(band))
-
-    def band(self, support: Support, collective: str) -> float | None:
-        """The noise band of the fresh runs (unitless); None if unknown."""
-        return self._bands.get((support.system, collective))
 
     def measured_bins(self, support: Support, collective: str) -> set[int]:
         """The size bins in which NCCL's default was measured."""
@@ -237,14 +236,13 @@ class FreshRuns:
         of_bins = [rows.filter(bin=each)[:, -2:].unique().rows() for each in bins]
         # Unless all runs agree it is not known.
         read_back = [None if len(ran) != 1 or None in ran[0] else ran[0] for ran in of_bins]
-        seen = {choice for choice in read_back if choice is not None}
+        seen = {*read_back} - {None}
         if len(seen) != 1 or read_back[0] is None or read_back[-1] is None:
             return False
         if None not in read_back:
             return True
         predicted = self._predicted(support, collective, bins)
-        gaps = zip(predicted, read_back, strict=True)
-        told = {choice for choice, ran in gaps if ran is None}
+        told = {each for each, ran in zip(predicted, read_back, strict=True) if ran is None}
         return {predicted[0], predicted[-1]} == seen == told
 
     def _of(
@@ -267,12 +265,10 @@ class FreshRuns:
             return [None] * len(bins)
         sizes = [bin_center_bytes(each) for each in bins]
         times = log_costs(cold_tasks(support, Collective.parse(collective), sizes), self._costs)
-        known, cheapest = times != 0.0, np.where(times == 0.0, np.inf, times).argmin(axis=1)
+        cheapest = np.where(times == 0.0, np.inf, times).argmin(axis=1)
         names = [(a.wire, p.wire) for a in Algorithm for p in Protocol]
-        return [
-            names[int(best)] if some else None
-            for some, best in zip(known.any(axis=1), cheapest, strict=True)
-        ]
+        is_known = (times != 0.0).any(axis=1)
+        return [names[best] if k else None for best, k in zip(cheapest, is_known, strict=True)]
 
 
 def costs_of(*data_dirs: Path) -> pl.DataFrame:
@@ -308,8 +304,9 @@ def shrunk(
 
     The prior's degrees of freedom are Smyth's by the moments of log variances: few where these
     differ by more than chance (uneven noise), down to the ordinary t. Two things go beyond it. They
-    are bounded, since sizes of one process are no independent witnesses. And no variance falls
-    below the bin's own: of a slow call in one run or two, the mean is no more than twice its error.
+    are bounded: sizes of one process, which may slow them all, are no independent witnesses. And no
+    variance falls below the bin's own: of a slow call in one run or two, the mean is no more than
+    twice its error.
     """
     freedom = np.array([len(each) - 1.0 for each in gains])
     own = np.maximum([np.var(each, ddof=1) for each in gains], _LEAST_VARIANCE)

@@ -27,7 +27,7 @@ are fewer runs, three at least.
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby, pairwise, product
 from pathlib import Path
@@ -110,7 +110,7 @@ class Gated:
 
     def to_json(self) -> dict[str, Any]:
         """The content of `gate.json`: the bins in which the policy acts."""
-        wanted = [asdict(c) for c in self.cells if c.verdict is not Verdict.ABSTAINS]
+        wanted = [asdict(c) for c in self.cells if c.is_wanted]
         return {"test": self.test, "q": self.q, "counts": self.counts(), "cells": wanted}
 
     def to_show(self) -> dict[str, Any]:
@@ -122,19 +122,16 @@ class Gated:
         families = []
         for key, group in groupby(self.cells, key=lambda cell: cell.key[:4]):
             cells = list(group)
-            if any(cell.verdict is not Verdict.ABSTAINS for cell in cells):
+            if any(cell.is_wanted for cell in cells):
                 acting = [cell for cell in cells if cell.acts]
-                found = {
-                    "system": key[0],
-                    "num_nodes": key[1],
-                    "num_ranks": key[2],
-                    "collective": key[3],
-                    "cells": cells,
-                    "counts": _counts(cells),
-                    "channels": _median(cell.channels for cell in acting),
-                    "own_channels": _median(cell.own_channels for cell in acting),
+                place = zip(("system", "num_nodes", "num_ranks", "collective"), key, strict=True)
+                channels = {
+                    name: [n for cell in acting if (n := getattr(cell, name)) is not None]
+                    for name in ("channels", "own_channels")
                 }
-                families.append(found)
+                medians = {name: median(each) if each else None for name, each in channels.items()}
+                found = {"cells": cells, "counts": _counts(cells), **medians}
+                families.append(dict(place) | found)
         reasons = Counter(c.reason for c in self.cells if c.verdict is Verdict.REFUSED)
         return {
             "test": self.test,
@@ -150,11 +147,6 @@ class Gated:
 def _counts(cells: Sequence[Cell]) -> dict[str, int]:
     found = Counter(cell.verdict for cell in cells)
     return {verdict.value: found[verdict] for verdict in Verdict}
-
-
-def _median(channels: Iterable[int | None]) -> float | None:
-    known = [each for each in channels if each is not None]
-    return median(known) if known else None
 
 
 def pass_gate(
@@ -176,7 +168,7 @@ def pass_gate(
     fresh = FreshRuns(frame, manifest.actions(), known=known, costs=costs)
     supports = {place_of(support): support for support in table_supports(manifest)}
     wanted = [cell for support in supports.values() for cell in wanted_cells(policy, support)]
-    acting = [cell for cell in wanted if cell.verdict is not Verdict.ABSTAINS]
+    acting = [cell for cell in wanted if cell.is_wanted]
     most = None if slack is None else slack.max_channels
     tried = fresh.test(acting, supports, most, as_known=bool(slack and slack.job))
     judged = {cell.key: cell for cell in [*tried, *_judge(tried, q)]}
@@ -200,8 +192,7 @@ def _check_fresh(manifest: Manifest, frame: pl.DataFrame) -> None:
             "the policy does not say which runs it was trained on (an older release made it): "
             "train it again, then measure runs for the gate"
         )
-    seen = sorted(set(manifest.runs) & set(run_names(frame)))
-    if seen:
+    if seen := sorted({*manifest.runs} & {*run_names(frame)}):
         raise UserError(
             f"{len(seen)} of the runs are not fresh, for example '{seen[0]}': the policy was "
             "trained on data that holds them; give --data runs measured for the gate alone"
@@ -460,7 +451,7 @@ def _wanted(policy: TorchPolicy, base: Sweep) -> list[_ExpectedGain]:
         _ExpectedGain(cell, support)
         for support in supports
         for cell in wanted_cells(policy, support)
-        if cell.verdict is not Verdict.ABSTAINS
+        if cell.is_wanted
     ]
     if not wanted:
         raise UserError(

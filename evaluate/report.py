@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import polars as pl
@@ -48,7 +47,6 @@ from dynamiccl.train import tracking
 from dynamiccl.train.policy import TorchPolicy
 
 SUMMARY_NAME: Final = "summary.json"
-NO_RUNS: Final[Mapping[str, str]] = MappingProxyType({})
 #: Every figure of the page as a file of its own, below the report.
 FIGURES_FOLDER: Final = "figures"
 
@@ -83,15 +81,14 @@ def make_report(
     data_dir: Path,
     policies: Sequence[tuple[str, Path]],
     out: Path,
-    runs: Mapping[str, str] = NO_RUNS,
+    runs: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Report:
     """Score `policies` (name, policy directory) and the baselines on the test tasks of a data set.
 
-    What is for test is what the policies were neither trained nor validated on; UserError where
-    they differ in that. `runs` are the ids of runs by name of a policy; `progress` is told of
-    policies done, and of all. Raises what reading data and policies raises, and NotEnoughData when
-    no task can be scored.
+    Test tasks are what the policies were neither trained nor validated on; UserError where they
+    differ in that. `runs`: run ids by policy name; `progress` is told of policies done, and of all.
+    Raises what reading data and policies raises, and NotEnoughData when no task can be scored.
     """
     learned = [(name, TorchPolicy.load(path)) for name, path in policies]
     names = [name for name, _ in policies]
@@ -102,9 +99,9 @@ def make_report(
     test = task_grid(frame, catalogue, [Split.TEST])
     if test.tasks.is_empty():
         raise NotEnoughData(
-            f"{data_dir} has no test task to score: none of {test.unscored.height} tasks that are "
-            f"held out for it ({parts.text()}) has the default and two forced configs measured; "
-            f"rows in no task: {left_out_text(left_out)}"
+            f"{data_dir} has no test task to score: none of {test.unscored.height} tasks held out "
+            f"for it ({parts.text()}) has the default and two forced configs measured; rows in no "
+            f"task: {left_out_text(left_out)}"
         )
     training, validation, whole = (
         task_grid(frame, catalogue, part) for part in ([Split.TRAIN], [Split.VALIDATION], [*Split])
@@ -149,6 +146,7 @@ def make_report(
         "results": str(out / "results.parquet"),
         "page": str(out / "report.html"),
     }
+    reasons = test.unscored.group_by("system", "unscored", "collective", maintain_order=True)
     header = {
         **told,
         "names": names,
@@ -158,12 +156,10 @@ def make_report(
             for other in names[1:]
             for system in systems
         ],
-        "unscored": test.unscored.group_by("system", "unscored", "collective", maintain_order=True)
-        .len()
-        .rows(),
+        "unscored": reasons.len().rows(),
         "confidence": CONFIDENCE,
         "folders": dict(policies),
-        "run_ids": runs,
+        "run_ids": runs or {},
         **_sources(data_dir, everything),
         "manifests": {name: policy.manifest for name, policy in learned},
     }
@@ -273,25 +269,20 @@ def _ranges(sizes: pl.DataFrame, flag: str, amount: str) -> list[dict[str, Any]]
         runs = groupby(part.select("size_bytes", flag).rows(), key=lambda row: row[1])
         ranges = [[size for size, _ in run] for is_one, run in runs if is_one]
         if ranges:
-            told = {
-                "collective": collective,
-                "ranges": [(run[0], run[-1]) for run in ranges],
-                "count": sum(map(len, ranges)),
-                "of": part.height,
-                "most": part.filter(flag)[amount].max(),
-            }
-            found.append(told)
+            count = {"count": sum(map(len, ranges)), "of": part.height}
+            ends = [(run[0], run[-1]) for run in ranges]
+            most = part.filter(flag)[amount].max()
+            found.append({"collective": collective, "ranges": ends, "most": most, **count})
     return found
 
 
 def simple_tables(scores: Mapping[str, Any], names: Sequence[str]) -> list[dict[str, Any]]:
     """Summaries of baselines with no more information than a policy, the best first.
 
-    Excluded are the search, which measures the test task, the oracle, which knows it, and random
-    choices.
+    Neither the search, which measures the test task, nor what is shown for scale.
     """
-    others = [s for s in scores.values() if s["probes"] == 0.0]
-    simple = [s for s in others if s["policy"] not in {*names, *SCALE}]
+    left_out = {*names, *SCALE}
+    simple = [s for s in scores.values() if not s["probes"] and s["policy"] not in left_out]
     return sorted(simple, key=lambda each: -each["gain"])
 
 

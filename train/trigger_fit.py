@@ -46,6 +46,10 @@ from dynamiccl.train.trigger import (
     TriggerModule,
 )
 
+#: Told of the work in hand, and how much of it is done.
+Progress = Callable[[str, int, int], None]
+#: Log times (N,) to alarms (N,), with a state of its own.
+Watch = Callable[[FloatArray], npt.NDArray[np.bool_]]
 #: Calls below which a series says nothing of its own.
 SHORTEST: Final = 8
 #: Quiet calls that a Trigger needs, all in all.
@@ -59,6 +63,40 @@ _NOT_QUIET: Final = 0.10
 #: Calls that are drawn in a row: what they have in common stays.
 BLOCK: Final = 64
 _MAD: Final = 0.6745
+#: Of each series, what the forecaster is trained on; thresholds come from the rest.
+TRAINING_SHARE: Final = 0.6
+#: Training steps; streams side by side; calls and number of chunks that gradients go back over.
+STEPS: Final = 80
+_WIDTH: Final = 192
+_CHUNK: Final = 40
+_CHUNKS: Final = 8
+_LEARNING_RATE: Final = 5e-3
+#: Steps between two looks at calls that are not trained on, and calls of each stream there.
+_LOOK: Final = 20
+JUDGED_CALLS: Final = 1_000
+#: Losses are logged as means of so many steps.
+_EVERY: Final = 10
+#: Slowdowns that are put in: factors, and calls that they last, both log-uniform.
+_SLOWEST: Final = 3.0
+_LONGEST: Final = 200.0
+_SLOWED: Final = 0.5
+#: What is wanted where nobody says otherwise.
+FALSE_ALARMS_PER_1E5: Final = 0.5
+#: Quiet calls that are run for each rung, in so many streams side by side, of so many calls each:
+#: as long as streams live in a job, roughly.
+CALLS_PER_RUNG: Final = 1_000_000
+_STREAMS: Final = 500
+_LENGTH: Final = 2_000
+#: Peaks that the tail is fitted to.
+_TAIL: Final = 100
+#: No threshold while excursions are looked for; streams that get here begin anew.
+_NO_THRESHOLD: Final = 1000.0
+#: Slowdowns of which delays are told; streams, calls of each that are quiet, and calls in which an
+#: alarm has to come.
+_FACTORS: Final = (SMALLEST_SLOWDOWN, 1.5)
+_ONSETS: Final = 500
+_KNOWN: Final = 256
+_HORIZON: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,19 +193,14 @@ def read_series(data_dir: Path) -> tuple[Series, SeriesCounts]:
     calls, unusable = _call_series(data_dir) if part_paths(data_dir, "calls") else ([], 0)
     frame = quiet(tuned(usable(read(data_dir)))) if part_paths(data_dir) else None
     iterations = [] if frame is None else _iteration_series(frame)
-    times = [pair[0] for pair in [*calls, *iterations]]
-    sizes = [pair[1] for pair in [*calls, *iterations]]
-    averages: list[FloatArray] = []
-    if sum(map(len, times)) < FEWEST and frame is not None:
-        averages = _average_series(frame)
-        times, sizes = averages, [np.zeros_like(each) for each in averages]
-    kept = [_quiet_calls(each) for each in times]
-    pairs = [
-        (t[k], s[k])
-        for t, s, k in zip(times, sizes, kept, strict=True)
-        if k.sum() >= (FEWEST_REPEATS if averages else SHORTEST)
-    ]
-    total = sum(len(each) for each, _ in pairs)
+    pairs, shortest = [*calls, *iterations], SHORTEST
+    averages: list[_Pair] = []
+    if frame is not None and _calls_of(pairs) < FEWEST:
+        pairs, shortest = (averages := _average_series(frame)), FEWEST_REPEATS
+    kept = [_quiet_calls(times) for times, _ in pairs]
+    disturbed = sum(int((~each).sum()) for each in kept)
+    pairs = [(t[k], s[k]) for (t, s), k in zip(pairs, kept, strict=True) if k.sum() >= shortest]
+    total = _calls_of(pairs)
     if total < FEWEST:
         raise NotEnoughData(
             f"{data_dir} holds {total} quiet calls in series and {FEWEST} are needed"
@@ -175,43 +208,46 @@ def read_series(data_dir: Path) -> tuple[Series, SeriesCounts]:
             "job's recorded calls (DYNAMICCL_CALLS_DIR, 'dynamiccl-collect import'), or sweep with "
             "nccl-tests that report each iteration"
         )
-    counts = SeriesCounts(
-        calls=sum(len(each) for each, _ in calls),
-        iterations=sum(len(each) for each, _ in iterations),
-        averages=sum(map(len, averages)),
-        disturbed=sum(int((~each).sum()) for each in kept),
-        series=len(pairs),
-        unusable=unusable,
-    )
+    told = (_calls_of(each) for each in (calls, iterations, averages))
+    counts = SeriesCounts(*told, disturbed=disturbed, unusable=unusable, series=len(pairs))
     return Series.of([t for t, _ in pairs], [s for _, s in pairs]), counts
 
 
-def _call_series(data_dir: Path) -> tuple[list[tuple[FloatArray, FloatArray]], int]:
-    """Log times and log sizes of each series, and how many calls could not be used."""
+#: Log times and log sizes of a series.
+_Pair = tuple[FloatArray, FloatArray]
+
+
+def _calls_of(pairs: Sequence[_Pair]) -> int:
+    return sum(len(times) for times, _ in pairs)
+
+
+def _call_series(data_dir: Path) -> tuple[list[_Pair], int]:
+    """The series of recorded calls, and how many calls could not be used."""
     recorded = tuned(scan(data_dir, "calls").select(CALLS_USED).collect())
     rows = timed_calls(recorded)
     groups = rows.group_by(STREAM_COLUMNS, maintain_order=True).agg(
         pl.col("time_us").log(), pl.col("size_bytes").cast(pl.Float64).log()
     )
+    pairs = groups.select("time_us", "size_bytes").iter_rows()
     found = [
-        (np.asarray(time, dtype=np.float32), np.asarray(size, dtype=np.float32))
-        for time, size in groups.select("time_us", "size_bytes").iter_rows()
+        (np.asarray(time, np.float32), np.asarray(size, np.float32))
+        for time, size in pairs
         if len(time) >= SHORTEST
     ]
     return found, recorded.height - rows.height
 
 
-def _iteration_series(frame: pl.DataFrame) -> list[tuple[FloatArray, FloatArray]]:
+def _iteration_series(frame: pl.DataFrame) -> list[_Pair]:
     found = frame["iteration_times_us"].drop_nulls()
     arrays = [np.log(np.asarray(each, dtype=np.float32)) for each in found if len(each)]
     return [(a, np.zeros_like(a)) for a in arrays if len(a) >= SHORTEST]
 
 
-def _average_series(frame: pl.DataFrame) -> list[FloatArray]:
+def _average_series(frame: pl.DataFrame) -> list[_Pair]:
     ordered = frame.sort(REPEAT_COLUMNS).group_by(CELL_COLUMNS, maintain_order=True)
     cells = ordered.agg(pl.col("time_us").log())["time_us"]
     arrays = [np.asarray(each, dtype=np.float32) for each in cells]
-    return [each for each in arrays if len(each) >= FEWEST_REPEATS]
+    return [(a, np.zeros_like(a)) for a in arrays if len(a) >= FEWEST_REPEATS]
 
 
 def _quiet_calls(log_time: FloatArray) -> npt.NDArray[np.bool_]:
@@ -225,21 +261,7 @@ def _quiet_calls(log_time: FloatArray) -> npt.NDArray[np.bool_]:
     slow = np.nan_to_num(running, nan=float(middle)) > limit
     # The median turns half a window late on both sides.
     reach = np.convolve(slow, np.ones(_STRETCH, dtype=np.int64), mode="same") > 0
-    quiet_calls: npt.NDArray[np.bool_] = ~reach
-    return quiet_calls
-
-
-#: Told of the work in hand, and how much of it is done.
-Progress = Callable[[str, int, int], None]
-#: Quiet calls that are run for each rung.
-CALLS_PER_RUNG: Final = 1_000_000
-#: Streams that run side by side, and calls of each: as long as streams live in a job, roughly.
-_WIDTH: Final = 500
-_LENGTH: Final = 2_000
-#: Peaks that the tail is fitted to.
-_TAIL: Final = 100
-#: No threshold while excursions are looked for; streams that get here begin anew.
-_NO_THRESHOLD: Final = 1000.0
+    return np.asarray(~reach)
 
 
 class Peaks:
@@ -305,34 +327,25 @@ def find_peaks(
     random = np.random.default_rng(seed)
     without = copy.deepcopy(module)
     without.set_thresholds([_NO_THRESHOLD] * len(RUNGS))
-    scripted = script(without)  # a fifth faster
-    length = min(_LENGTH, max(calls_per_rung // _WIDTH, 1))
-    rounds = max(calls_per_rung // (_WIDTH * length), 1)
+    scripted: Any = script(without)  # a fifth faster
+    length = min(_LENGTH, max(calls_per_rung // _STREAMS, 1))
+    rounds = max(calls_per_rung // (_STREAMS * length), 1)
     found = []
     for number, rung in enumerate(RUNGS):
-        peaks = Peaks(_WIDTH, floor=1.0)
+        peaks = Peaks(_STREAMS, floor=1.0)
         for turn in range(rounds):
-            values, sizes, _ = series.draw(random, _WIDTH, length)
-            log_time = values * np.float32(scale_of_rung(rung)) + np.float32(5.0)
-            _run(scripted, log_time, sizes, peaks)
+            values, sizes, _ = series.draw(random, _STREAMS, length)
+            times = torch.from_numpy(values * np.float32(scale_of_rung(rung)) + np.float32(5.0))
+            with torch.inference_mode():
+                state = scripted.new_state(_STREAMS)
+                for now, size in zip(times, torch.from_numpy(sizes), strict=True):
+                    state, _, _ = scripted(state, now, size)
+                    sums = state[:, 3:5].amax(dim=1).numpy()
+                    peaks.take(sums, sums <= 0.0)
+            peaks.end()
             progress("calibrating", number * rounds + turn + 1, rounds * len(RUNGS))
         found.append(peaks)
     return found
-
-
-def _run(module: Any, log_time: FloatArray, sizes: FloatArray, peaks: Peaks) -> None:
-    times, log_sizes = torch.from_numpy(log_time), torch.from_numpy(np.ascontiguousarray(sizes))
-    with torch.inference_mode():
-        state = module.new_state(log_time.shape[1])
-        for time, size in zip(times, log_sizes, strict=True):
-            state, _, _ = module(state, time, size)
-            sums = state[:, 3:5].amax(dim=1).numpy()
-            peaks.take(sums, sums <= 0.0)
-    peaks.end()
-
-
-#: Log times (N,) to alarms (N,), with a state of its own.
-Watch = Callable[[FloatArray], npt.NDArray[np.bool_]]
 
 
 def watch_with(module: Any, width: int) -> Watch:
@@ -358,35 +371,6 @@ def delays_of(watch: Watch, log_time: FloatArray, onset: int) -> FloatArray:
             if not np.isinf(found[~before]).any():
                 break
     return found[~before]
-
-
-#: Gradients go back over so many calls.
-_CHUNK: Final = 40
-_CHUNKS: Final = 8
-_WIDTH: Final = 192
-#: Steps between two looks at calls that are not trained on.
-_LOOK: Final = 20
-#: Calls of each stream by which a forecast is judged.
-JUDGED_CALLS: Final = 1_000
-_LEARNING_RATE: Final = 5e-3
-#: Slowdowns that are put in: factors, and calls that they last, both log-uniform.
-_SLOWEST: Final = 3.0
-_LONGEST: Final = 200.0
-_SLOWED: Final = 0.5
-#: What is wanted where nobody says otherwise.
-FALSE_ALARMS_PER_1E5: Final = 0.5
-#: Training steps of the forecaster.
-STEPS: Final = 80
-#: Of each series, what the forecaster is trained on; thresholds come from the rest.
-TRAINING_SHARE: Final = 0.6
-#: Losses are logged as means of so many steps.
-_EVERY: Final = 10
-#: Slowdowns of which delays are told; streams, calls of each that are quiet, and calls in which an
-#: alarm has to come.
-_FACTORS: Final = (SMALLEST_SLOWDOWN, 1.5)
-_ONSETS: Final = 500
-_KNOWN: Final = 256
-_HORIZON: Final = 500
 
 
 @dataclass(frozen=True, slots=True)

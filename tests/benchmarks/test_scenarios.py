@@ -37,7 +37,7 @@ def rows() -> dict[str, Contender]:
 
 
 def played(row: Contender) -> Totals:
-    env, player = row.prepare(SETTING, 0)
+    env, player = row.prepare(SETTING)
     return roll_out(env, player, seed=0)
 
 
@@ -47,7 +47,7 @@ def test_a_filter_that_leaves_one_key_where_it_feels_gains_most_of_what_can_be_g
     levels = Levels.of(rows[NCCL].world, SETTING.scenario)
     assert levels.next_call.sum(axis=1) == pytest.approx(1.0)
 
-    def made(env: JobCalls, _seed: int) -> Player:
+    def made(env: JobCalls) -> Player:
         return Filter(env, levels)
 
     usual, known = (played(rows[name]).total_us.sum() for name in (NCCL, DELAYED))

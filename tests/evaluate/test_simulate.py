@@ -97,7 +97,7 @@ def test_equal_seeds_give_equal_totals_and_only_what_decides_later_waits(
     again = conclude(each, play(each, [rows[-1], rows[0]], [0]), frozenset())
     oracle = {row["name"]: row for row in compared["rows"]}[ORACLE]
     assert again["rows"][0]["seed_seconds"][0] == oracle["seed_seconds"][0]
-    waits = {row.name: row.prepare(each, 0)[0].course.delay_calls for row in rows}
+    waits = {row.name: row.prepare(each)[0].course.delay_calls for row in rows}
     assert waits[NCCL] == waits[ORACLE] == 0
     assert waits[SEARCH] == waits[DELAYED] > 10
 
@@ -107,7 +107,7 @@ def test_searches_try_configs_and_settle(compared: Comparison) -> None:
     assert changes[SEARCH] > 5.0
     each = setting(calls=3_000, scenario=AROUND.model_copy(update={"link": ()}))
     [search] = [c for c in simple_contenders(each) if c.name == SEARCH]
-    env, player = search.prepare(each, 0)
+    env, player = search.prepare(each)
     course = roll_out(env, player, seed=0).course
     assert course is not None
     assert course["changed"][:1_000].sum() > 10
@@ -227,7 +227,7 @@ def test_a_policy_plays_in_its_own_catalogue_and_is_asked_when_its_last_word_is_
         "Tree/LL128",
         "Ring/LL128",
     ]
-    env, player = contender.prepare(each, 0)
+    env, player = contender.prepare(each)
     course = roll_out(env, player, seed=0).course
     assert course is not None
     delay = env.course.delay_calls
@@ -246,7 +246,7 @@ def test_with_a_trigger_levels_are_seen_and_a_search_begins_from_the_policy() ->
     rows = policy_contenders(each, "mine", policy, lambda: Detector(trigger))
     assert [row.name for row in rows] == ["mine + Trigger", "search from mine + Trigger"]
     for row in rows:
-        env, player = row.prepare(each, 1)
+        env, player = row.prepare(each)
         totals = roll_out(env, player, seed=1)
         course = totals.course
         assert course is not None
