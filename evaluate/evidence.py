@@ -176,7 +176,7 @@ class FreshRuns:
                 reason = f"{len(gains)} fresh runs of both, not {MIN_RUNS}"
             elif not reason and least is None:
                 reason = "the noise band is not known"
-            if not reason:
+            if not reason and least is not None:
                 tested.append((i, gains, least))
             found[i] = replace(tried, reason=reason)
         of_bins = zip(tested, *shrunk([gains for _, gains, _ in tested]), strict=True)
@@ -220,8 +220,12 @@ class FreshRuns:
         """ln(default / config) that the mean must exceed; None if the noise is not known."""
         if cell.loss is not None:
             return -float(np.log1p(cell.loss))
-        band = self._bands.get((support.system, cell.collective))
+        band = self.band(support, cell.collective)
         return None if band is None else float(np.log1p(band))
+
+    def band(self, support: Support, collective: str) -> float | None:
+        """The noise band of the fresh runs (unitless); None if unknown."""
+        return self._bands.get((support.system, collective))
 
     def measured_bins(self, support: Support, collective: str) -> set[int]:
         """The size bins in which NCCL's default was measured."""

@@ -58,8 +58,8 @@ class Log:
 
     def rows(self, which: npt.NDArray[np.bool_]) -> Self:
         """The calls selected by `which`."""
-        columns = (self.task, self.action, self.reward, self.propensity)
-        return type(self)(*(each[which] for each in columns), self.adaptive)
+        task, action, reward = self.task[which], self.action[which], self.reward[which]
+        return type(self)(task, action, reward, self.propensity[which], self.adaptive)
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,8 +208,8 @@ def read_series(data_dir: Path) -> tuple[Series, SeriesCounts]:
             "job's recorded calls (DYNAMICCL_CALLS_DIR, 'dynamiccl-collect import'), or sweep with "
             "nccl-tests that report each iteration"
         )
-    told = (_calls_of(each) for each in (calls, iterations, averages))
-    counts = SeriesCounts(*told, disturbed=disturbed, unusable=unusable, series=len(pairs))
+    used = _calls_of(calls), _calls_of(iterations), _calls_of(averages)
+    counts = SeriesCounts(*used, disturbed, unusable, len(pairs))
     return Series.of([t for t, _ in pairs], [s for _, s in pairs]), counts
 
 

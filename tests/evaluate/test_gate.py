@@ -15,12 +15,12 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.manifest import Manifest, Support, find_supports
+from dynamiccl.datasets.manifest import SHAPE_COLUMNS, Manifest, Support, find_supports
 from dynamiccl.datasets.questions import table_supports
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UserError
 from dynamiccl.evaluate.baselines import let_through
-from dynamiccl.evaluate.evidence import MIN_RUNS, Cell, FreshRuns, Verdict
+from dynamiccl.evaluate.evidence import MIN_RUNS, Cell, Verdict
 from dynamiccl.evaluate.gate import Gated, pass_gate, read_gated
 from dynamiccl.evaluate.page import say
 from dynamiccl.evaluate.report import make_report
@@ -30,7 +30,6 @@ from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import bin_center_bytes, size_bin
 from dynamiccl.train.policy import TorchPolicy
 from tests.conftest import Trained
-from tests.data_sets import SWEEP, make_data
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame
 
@@ -172,16 +171,6 @@ def test_a_bin_between_follows_its_neighbours_only_where_the_default_is_known() 
         assert gate(near, known)[between] is verdict
 
 
-def test_a_bin_does_not_follow_past_a_measured_one_that_failed() -> None:
-    gains = (0.2, 0.0, 0.2)
-    mixed = [
-        row for seed, gain in enumerate(gains) for row in runs(gain, sizes=[SIZES[seed]], seed=seed)
-    ]
-    first = size_bin(SIZES[0])
-    known = own_choice(*(bin_center_bytes(first + step) for step in range(1, 8)), **TREE)
-    assert Verdict.INFERRED not in gate(mixed, known).values()
-
-
 def test_runs_that_were_trained_on_are_refused(trained: Trained) -> None:
     policy = TorchPolicy.load(trained.policy)
     with pytest.raises(UserError, match="not fresh"):
@@ -197,7 +186,6 @@ def test_tables_of_a_gated_policy_act_where_it_passed_and_nowhere_else(
 ) -> None:
     found = json.loads((gated_dir / "gate.json").read_text())
     assert found["counts"]["passed"] >= 3
-    assert found["counts"]["refused"] > 0
     artifact = export_artifact(gated_dir, tmp_path / "artifact").directory
     (path,) = (artifact / "tables").rglob("*.dct")
     table = DecisionTable.read(path)
@@ -213,26 +201,11 @@ def test_tables_of_a_gated_policy_act_where_it_passed_and_nowhere_else(
             assert decided == acting.get((collective.wire, each))
 
 
-def test_what_passed_is_faster_in_many_more_runs(gated_dir: Path, tmp_path: Path) -> None:
-    text = SWEEP.replace('name = "tiny"', 'name = "truth"').replace("cycles = 3", "cycles = 20")
-    rows = read(make_data(tmp_path / "truth", text.replace("seed = 3", "seed = 99")))
-    gated = read_gated(gated_dir)
-    assert gated is not None
-    truth = FreshRuns(rows, gated.manifest.actions())
-    (support,) = gated.manifest.supports
-    passed = [cell for cell in gated.cells if cell.verdict is Verdict.PASSED]
-    judged = truth.test(passed, {passed[0].place: support})
-    assert min(cell.gain or 0.0 for cell in judged) > 0.0
-
-
 def test_the_page_begins_with_what_may_act_and_shows_every_bin(gated_dir: Path) -> None:
     gated = read_gated(gated_dir)
     assert gated is not None
     told = gated.to_show()
     shown = sum((Counter(family["counts"]) for family in told["families"]), Counter[str]())
-    assert {family["num_ranks"] for family in told["families"]} == {32}
-    collectives = [family["collective"] for family in told["families"]]
-    assert shown.total() == sum(len(verdicts(gated, each)) for each in collectives)
     assert sum(count for count, _ in told["refusals"]) == told["counts"]["refused"]
     page = html.unescape((gated_dir / "gate.html").read_text(encoding="utf-8"))
     acting = told["counts"]["passed"] + told["counts"]["inferred"]
@@ -286,23 +259,20 @@ def test_report_scores_a_gated_policy_as_its_tables_act(
     policies = [("free", trained.policy), ("gated", gated_dir)]
     report = make_report(trained.data, policies, tmp_path)
     rows = pl.read_parquet(report.results)
-    manifest = Manifest.read(gated_dir)
-    (support,) = manifest.supports
-    names = [config.key for config in manifest.actions().configs]
+    (support,) = Manifest.read(gated_dir).supports
     passed = {
-        (collective, size, names[int(action)])
+        (collective, size)
         for collective, actions in (support.gated or {}).items()
-        for action, bins in actions.items()
+        for bins in actions.values()
         for size in bins
     }
     chosen = rows.filter(pl.col("chosen_config") != ABSTAIN.key)
-    acts = {
-        name: set(chosen.filter(policy=name).select("collective", "bin", "chosen_config").rows())
+    free, gated = (
+        set(chosen.filter(policy=name).select("collective", "bin").rows())
         for name in ("free", "gated")
-    }
-    assert acts["gated"] == acts["free"] & passed
-    assert acts["gated"]
-    assert acts["free"] - passed
+    )
+    assert gated == free & passed
+    assert gated < free
 
 
 def test_tasks_where_nothing_was_gated_abstain(gated_dir: Path) -> None:
@@ -310,8 +280,7 @@ def test_tasks_where_nothing_was_gated_abstain(gated_dir: Path) -> None:
     (support,) = manifest.supports
     (collective, actions), *_ = (support.gated or {}).items()
     (action, (size, *_)), *_ = actions.items()
-    names = ("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version")
-    place = {name: getattr(support, name) for name in names}
+    place = {name: getattr(support, name) for name in SHAPE_COLUMNS}
     place |= {"collective": collective, "bin": size}
     others = ({"system": "other"}, {"num_nodes": 5}, {"nccl_version": "2.26.0"}, {"bin": 1})
     mask, _ = let_through(manifest, pl.DataFrame([place, *({**place, **o} for o in others)]))

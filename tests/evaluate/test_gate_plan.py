@@ -41,13 +41,10 @@ def costs(**bandwidths: float) -> pl.DataFrame:
 def octave(gains: dict[int, float], *, noise: float, seed: int = 0) -> list[dict[str, Any]]:
     """Eight runs: step -> gain, of the bins that were measured."""
     plain = runs(0.0, sizes=[OCTAVE[step] for step in gains], noise=noise, seed=seed)
-    by_size = {OCTAVE[step]: gain for step, gain in gains.items()}
-    return [
-        row
-        if row["is_default"]
-        else {**row, "time_us": row["time_us"] / (1.0 + by_size[row["size_bytes"]])}
-        for row in plain
-    ]
+    faster = {OCTAVE[step]: 1.0 + gain for step, gain in gains.items()}
+    for row in plain:
+        row["time_us"] /= 1.0 if row["is_default"] else faster[row["size_bytes"]]
+    return plain
 
 
 def judged(gains: dict[int, float], *, noise: float = 0.01, **known: Any) -> dict[int, Verdict]:
@@ -99,7 +96,7 @@ def test_planned_sweep_measures_what_the_gate_asks_and_passes_it(
     write = tmp_path / "fresh.toml"
     planned = plan(base, write, q=0.01)
     sweep = load_sweep(write)
-    assert 0 < planned["bins_planned"] <= planned["bins_wanted"]
+    assert planned["bins_planned"] > 0
     assert sum(planned["left_out"].values()) == planned["bins_wanted"] - planned["bins_planned"]
     assert sweep.file.cycles == planned["cycles"]
     assert sweep.file.name not in {run.split("/")[1] for run in policy.manifest.runs}
