@@ -331,7 +331,6 @@ def simulate_command(
     nodes: simulating.NodesOption = 4,
     ranks_per_node: simulating.RanksPerNodeOption = 8,
     calls: simulating.CallsOption = 100_000,
-    jobs: Annotated[int, typer.Option(help="Jobs at once, for each seed.", min=1)] = 4,
     seeds: Annotated[int, typer.Option(help="Seeds: 5 for intervals worth the name.", min=1)] = 5,
     tracking_uri: RunStore = DEFAULT_TRACKING_URI,
     as_json: Json = False,
@@ -355,7 +354,6 @@ def simulate_command(
         workload=make_workload(workload or simulating.DEFAULT_WORKLOADS, shape),
         scenario=find_scenario(scenario),
         calls=calls,
-        jobs=jobs,
     )
     folders = {each.name: each.folder for each in named_policies(policy or [], tracking_uri)}
     watching = None if trigger is None else run_directory(trigger, tracking_uri)

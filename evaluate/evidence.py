@@ -73,16 +73,15 @@ class Cell:
     verdict: Verdict = Verdict.ABSTAINS
     reason: str = ""
     runs: int = 0
-    #: NCCL's own time / the config's - 1, its p value and 95 % interval; None where too few runs
-    #: measured it.
+    #: NCCL's own time / the config's - 1, its p value and 95 % interval; None: too few runs.
     gain: float | None = None
     p_value: float | None = None
     low: float | None = None
     high: float | None = None
     #: The gain that the policy itself predicts; None where it abstains.
     predicted: float | None = None
-    #: Channels of the config and of NCCL's own choice, as read back in the policy's data, and where
-    #: the test is about them in the fresh runs; None: not read back.
+    #: Channels of the config and of NCCL's own choice, as read back in the policy's data, where the
+    #: test is about them in the fresh runs; None: not read back.
     channels: int | None = None
     own_channels: int | None = None
     #: Loss that it must stay below where it takes fewer channels; None: it must gain.
@@ -131,11 +130,7 @@ class FreshRuns:
         known: pl.DataFrame | None = None,
         costs: pl.DataFrame | None = None,
     ) -> None:
-        """Select the comparable rows.
-
-        `known` tells NCCL's own choice where it was read back, `costs` what NCCL's cost model
-        predicts it to be.
-        """
+        """`known`: where NCCL's own choice was read back; `costs`: what its model predicts."""
         self._costs = costs
         self._fresh = _rows(frame, catalogue)
         read_back = ("actual_algorithm", "actual_protocol")
@@ -205,8 +200,7 @@ class FreshRuns:
     def within_runs(self, support: Support, collective: str, bins: Sequence[int]) -> float:
         """Variance that the noise within processes gives a run's mean log time of the default.
 
-        As if each were measured once; the mean is over sizes and buffer placements. 0.0 where no
-        run has repeats.
+        As if each were measured once; over sizes and buffer placements. 0.0 without repeats.
         """
         rows = self._of(support, collective, bins, action=ABSTAIN_ACTION)
         by_place = rows.group_by([*_PAIR, "default_scope"])

@@ -160,8 +160,8 @@ def pass_gate(
     """Judge a policy by the fresh runs of a measurements frame.
 
     `known` may tell what NCCL's own choice was in bins that the fresh runs leave out; where neither
-    does, NCCL's cost model may: `costs` as `datasets.costs.read_costs` gives them.
-    Raises UserError when some of the runs are not fresh, or the policy does not say which are.
+    does, NCCL's cost model may: `costs`, as `read_costs` gives them. Raises UserError when some of
+    the runs are not fresh, or the policy does not say which are.
     """
     manifest, slack = policy.manifest, policy.manifest.slack
     _check_fresh(manifest, frame)
@@ -242,11 +242,12 @@ def _judge(tried: Sequence[Cell], q: float) -> list[Cell]:
     weights = np.sqrt(np.clip(beyond, *_PREDICTED))
     found = []
     for cell, ok in zip(tested, passing(p_values, q, weights), strict=True):
-        reason = "its gain is not beyond the noise band"
-        if cell.loss is not None:
-            reason = "its loss may be as large as the slack"
-        passed = replace(cell, verdict=Verdict.PASSED)
-        found.append(passed if ok else replace(cell, reason=reason))
+        if ok:
+            found.append(replace(cell, verdict=Verdict.PASSED))
+        elif cell.loss is None:
+            found.append(replace(cell, reason="its gain is not beyond the noise band"))
+        else:
+            found.append(replace(cell, reason="its loss may be as large as the slack"))
     return found
 
 
@@ -256,9 +257,9 @@ def let_bins_between_pass(
     """The cells, with verdict INFERRED for those that pass with their neighbours, or the reason.
 
     They pass with the config of both where the policy wants it in all bins between, both are within
-    an octave, and NCCL's own choice is known to be the same there as in both. By its cost model it
-    then is: each cell's time is a straight line in bytes (but for Tree's correction, which the
-    model is asked for), so what is cheapest at both ends is cheapest between.
+    an octave, and NCCL's own choice is known to be the same. By its cost model it then is: each
+    cell's time is a straight line in bytes (but for Tree's correction, which the model is asked
+    for), so what is cheapest at both ends is cheapest between.
     """
     found = {cell.key: cell for cell in cells}
     for cell in cells:
@@ -275,10 +276,9 @@ def let_bins_between_pass(
                 for cell in run[first + 1 : last]:
                     support = supports[cell.place]
                     reason = _why_not_between(run[first], cell, run[last], support, fresh)
-                    passed = replace(
-                        cell, verdict=Verdict.INFERRED, reason="as its neighbours on both sides"
-                    )
-                    found[cell.key] = replace(cell, reason=reason) if reason else passed
+                    verdict = cell.verdict if reason else Verdict.INFERRED
+                    reason = reason or "as its neighbours on both sides"
+                    found[cell.key] = replace(cell, verdict=verdict, reason=reason)
     return [found[cell.key] for cell in cells]
 
 

@@ -109,9 +109,8 @@ class Job:
 
 
 def read_job(paths: Sequence[Path], ranks_per_node: int) -> Job:
-    """The job of which the traces are.
+    """The job of some traces, read as `dynamiccl-collect import` does, or of `calls` tables.
 
-    A directory with a `calls` table is read as such; all else as `dynamiccl-collect import` does.
     Raises MissingPath, and as `job_of` and the readers.
     """
     calls, steps, files, unread = list[pl.DataFrame](), list[pl.DataFrame](), [], []
@@ -137,10 +136,9 @@ def read_job(paths: Sequence[Path], ranks_per_node: int) -> Job:
 
 
 def job_of(calls: pl.DataFrame, steps: pl.DataFrame | None, ranks_per_node: int) -> Job:
-    """The job of the tables `calls` and `steps`, in the schema's columns.
+    """The job of the tables `calls` and `steps`; process groups lie as in `placed`.
 
-    Process groups lie by `ranks_per_node` as in `placed`. Raises NotEnoughData where no row names a
-    collective and a size.
+    Raises NotEnoughData where no row names a collective and a size.
     """
     known, lacks = _known(calls, ranks_per_node)
     placed, mean_step = known, None
@@ -253,8 +251,7 @@ class Measured:
         """Take the rows that may be compared; `version` is the job's NCCL, where it is known.
 
         `sm_price`: share of its speed that compute loses to a channel at most, where that was not
-        measured. Raises UnknownName where the data do not hold the system, UserError where they
-        hold several and none is named, and NotEnoughData without a task.
+        measured. Raises UnknownName and UserError for the system, NotEnoughData without a task.
         """
         names = frame["system"].unique().sort().to_list()
         if system is None and len(names) > 1:

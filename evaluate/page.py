@@ -67,10 +67,7 @@ def tell(name: str, told: Mapping[str, Any], document: object, *, as_json: bool)
 
 
 def write_page(out: Path, page: str, data: Any, told: Mapping[str, Any]) -> Path:
-    """Write `page`.json, `data`, and `page`.html into `out`; returns the path of the latter.
-
-    The page's template has what `told` holds.
-    """
+    """Write `data` as PAGE.json, and PAGE.html of what is `told`; the path of the latter."""
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{page}.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
     path = out / f"{page}.html"
@@ -129,9 +126,9 @@ def saved_text(mean: float, interval: Sequence[float] | None = None) -> str:
 def draw_map(drawn: pl.DataFrame, names: Sequence[str]) -> str:
     """What is best at which size, and below it what each of `names` chooses, family by family.
 
-    `drawn` are `metrics.result_rows` of one system, the oracle's among them. A cell has the letter
-    of algorithm and protocol, and how much less time than NCCL's own choice the config takes, in
-    per cent; a dot where the choice is NCCL's own, or the best is not faster beyond the noise.
+    `drawn` are `metrics.result_rows` of one system. A cell has the letter of algorithm and
+    protocol, and the per cent of time saved; a dot where the choice is NCCL's own, or the best is
+    not faster beyond the noise.
     """
     shown = ("oracle", *names)
     families = drawn.filter(policy="oracle").group_by(FAMILY, maintain_order=True).len()
@@ -191,9 +188,8 @@ def draw_map(drawn: pl.DataFrame, names: Sequence[str]) -> str:
 def draw_gains(drawn: pl.DataFrame, names: Sequence[str], simple: str) -> str:
     """Time saved by octave of the size, the mean over families that have sizes there.
 
-    `drawn` as in `draw_map`. A line for each of `names`, the baseline `simple` and the best
-    measured config; the mean noise band of the same families as a hatched bar, an asterisk for
-    octaves with test tasks.
+    A line for each of `names`, the baseline `simple` and the best measured config of `drawn`, as in
+    `draw_map`; the mean noise band as a hatched bar, an asterisk for octaves with test tasks.
     """
     octave = pl.col("bin") // BINS_PER_OCTAVE
     means = pl.col("gain", "noise_band").mean()
@@ -268,8 +264,8 @@ def draw_courses(courses: Mapping[str, pl.DataFrame]) -> str:
 def _svg(figure: Figure) -> str:
     """The figure as an SVG element; the same figure gives the same text.
 
-    For light and dark pages: what is white behind a figure is left out, and what is black takes the
-    page's ink. What stands on a fill of its own has to say its colour, _DARK.
+    For light and dark pages: no white ground, and black takes the page's ink. What stands on a fill
+    of its own has to say its colour, _DARK.
     """
     figure.patch.set_visible(False)
     for axes in figure.axes:

@@ -228,9 +228,8 @@ def _scores(
 def facts_of(mine: pl.DataFrame) -> dict[str, Any]:
     """Where a policy is faster than NCCL's own choice, and where slower, beyond the noise.
 
-    `mine`: its `result_rows` of one system. Group shapes of a size count together: it is faster if
-    one is, and none slower. Of sizes at which it is neither: whether it acts, and the most that a
-    measured config would save.
+    `mine`: its `result_rows` of one system. A size is faster if one of its group shapes is, and
+    none slower. Of the others: whether it acts, and the most that a measured config would save.
     """
     # Slower: time / NCCL's own - 1 over the band. Faster: NCCL's own / time - 1 over it.
     least = pl.col("noise_band").fill_null(0.0)
@@ -305,8 +304,8 @@ def verdict_of(name: str, scores: Mapping[str, Any], names: Sequence[str]) -> st
 def changes_of(drawn: pl.DataFrame, first: str, other: str) -> dict[str, Any]:
     """What would change on a system if `other` were promoted in place of the `first` policy.
 
-    `drawn`: the `result_rows` of a system. `tasks` are those for which they choose otherwise:
-    TASK_COLUMNS, `split`, the configs `before` and `after`, and the share of time `saved`.
+    `tasks` are the `result_rows` for which they choose otherwise: TASK_COLUMNS, `split`, the
+    configs `before` and `after`, and the share of time `saved`.
     """
     key = ["task", *TASK_COLUMNS, "split"]
     before = drawn.filter(policy=first).select(*key, before="chosen_config", us="chosen_us")

@@ -163,6 +163,7 @@ class Setting:
     workload: Workload
     scenario: Scenario
     calls: int
+    #: At once, for each seed.
     jobs: int = 4
 
     def world(self, configs: Sequence[Config]) -> World:

@@ -63,7 +63,7 @@ ADDED: Final = {
     r"dynamiccl-train fit .*a3c": PLAYED,
     r"dynamiccl-train fit": SHORT,
     r"dynamiccl-train study": f"{SHORT} --seeds 1 --jobs 1",
-    r"dynamiccl-evaluate simulate": "--calls 300 --jobs 1 --seeds 1",
+    r"dynamiccl-evaluate simulate": "--calls 300 --seeds 1",
     r"dynamiccl-deploy install": "--ungated",
     r"dynamiccl-deploy bind": "--fingerprint gpu=none*0;mig=0;nic=socket*1;nccl=22907",
     r"dynamiccl-deploy table": "artifact --ranks 32 --nodes 4",

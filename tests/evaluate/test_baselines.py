@@ -31,16 +31,8 @@ from dynamiccl.train.policy import TorchPolicy
 from tests.conftest import Trained
 from tests.evaluate.grids import NAN, TRAINING, grid
 
-CATALOGUE = Catalogue(
-    (
-        ABSTAIN,
-        Config(Algorithm.Ring, Protocol.LL, 2),
-        Config(Algorithm.Ring, Protocol.Simple, 16),
-        Config(Algorithm.Tree, Protocol.LL128, 8),
-    )
-)
-
-
+KNOBS = ((Algorithm.Ring, "LL", 2), (Algorithm.Ring, "Simple", 16), (Algorithm.Tree, "LL128", 8))
+CATALOGUE = Catalogue((ABSTAIN, *(Config(a, Protocol.parse(p), n) for a, p, n in KNOBS)))
 CHANNELS = (1, 2, 4, 8, 16, 32)
 RING = [Config(Algorithm.Ring, Protocol.Simple, channels) for channels in CHANNELS]
 TREE = [Config(Algorithm.Tree, Protocol.LL, channels) for channels in CHANNELS]
@@ -57,6 +49,7 @@ BINS = grid(
     [2 << 10, 32 << 10, 2 << 20], [[10.0, 8.0, 9.0], [40.0, 60.0, 20.0], [100.0, 120.0, 90.0]]
 )
 ASKED = grid([512, 1 << 10, 3 << 10, 64 << 10, 8 << 20, 1 << 30], [ONES] * 6)
+APART = grid([1 << 12, 1 << 19, 1 << 28], [ONES] * 3)
 OTHER = grid([1 << 20], [ONES], launch_profile="other")
 
 
@@ -66,20 +59,9 @@ OTHER = grid([1 << 20], [ONES], launch_profile="other")
         # Action 1: log(.9) + log(1.2) + 0 > 0; action 2: log(2) + log(.8) + log(.7) > 0 as well.
         pytest.param(BestFixed, TRAINING, TRAINING, [0, 0, 0], id="least mean log ratio"),
         pytest.param(BestFixed, BETTER, BETTER, [2, 2], id="least mean log ratio, a config"),
-        pytest.param(
-            BestFixed,
-            grid([1 << 10], [[10.0, 5.0, 9.0]]),
-            grid([1 << 11], [[20.0, NAN, 18.0]]),
-            [0],
-            id="the default where its config was not measured",
-        ),
-        pytest.param(
-            NearestSize,
-            TRAINING,
-            grid([1 << 12, 1 << 19, 1 << 28], [ONES] * 3),
-            [1, 2, 2],
-            id="the nearest size by ratio",
-        ),
+        # The default where its config was not measured.
+        pytest.param(BestFixed, BETTER, grid([1 << 11], [[20.0, 18.0, NAN]]), [0], id="no config"),
+        pytest.param(NearestSize, TRAINING, APART, [1, 2, 2], id="the nearest size by ratio"),
         pytest.param(
             NearestSize, TRAINING, grid([1 << 20], [[1.0, 1.0, NAN]]), [0], id="what was measured"
         ),

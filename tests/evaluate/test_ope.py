@@ -21,10 +21,8 @@ from dynamiccl.evaluate.ope import (
     Float64Array,
     Log,
     deterministic,
-    drawn_rows,
     every_estimate,
     logged_values,
-    read_log,
 )
 from tests.data_sets import SYSTEM, make_data
 from tests.evaluate.grids import grid, noisy
@@ -146,19 +144,6 @@ def values_of(frame: pl.DataFrame, policy: Always) -> dict[str, Any]:
     grid = task_grid(frame, catalogue, WHOLE)
     found = logged_values(frame, catalogue, grid, [cast(LearnedPolicy, policy)])
     return {system: by_policy["always"] for system, by_policy in found.items()}
-
-
-def test_the_log_holds_every_draw_and_its_probability(drawn: pl.DataFrame) -> None:
-    catalogue = Catalogue.from_frame(usable(drawn))
-    grid = task_grid(drawn, catalogue, WHOLE)
-    rows = drawn_rows(drawn, catalogue, grid)
-    log = read_log(rows, grid)
-    per_cycle = np.ceil(0.3 * (len(catalogue) - 1))
-    assert len(log) == grid.tasks.height * 40 * per_cycle
-    assert log.propensity == pytest.approx(1 / (len(catalogue) - 1))
-    assert not log.adaptive
-    assert (log.action != ABSTAIN_ACTION).all()
-    assert log.reward == pytest.approx(-rows["time_us"].to_numpy() / grid.default_us[log.task])
 
 
 @pytest.mark.parametrize(("action", "abstains"), [(1, 0), (4, 5)])

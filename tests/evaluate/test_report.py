@@ -12,11 +12,10 @@ import pytest
 
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.store import content_hash, measurements_table, write_part
-from dynamiccl.errors import NotEnoughData, UserError
+from dynamiccl.errors import NotEnoughData
 from dynamiccl.evaluate.baselines import named_policies
 from dynamiccl.evaluate.report import Report, make_report
-from dynamiccl.train.tracking import find_run, policy_directory, register
-from tests.cli.conftest import Shell, refused
+from tests.cli.conftest import Shell
 from tests.conftest import Trained
 from tests.data_sets import SWEEP, SYSTEM, make_data
 from tests.rows import default, forced
@@ -178,23 +177,6 @@ def test_a_terminal_has_a_line_a_policy(trained: Trained, shell: Shell, tmp_path
             (line,) = [line for line in lines if line.startswith(f"  {policy_name}  ")]
             assert f"{100 * each['gain_crossfit'] + 0.0:.1f} (" in line
             assert len(line) <= 100
-
-
-def test_runs_are_found_by_every_name_but_a_folders(trained: Trained, shell: Shell) -> None:
-    uri = trained.tracking_uri
-    version = register(uri, trained.run_id, "shown")
-    for name in (trained.run_id, f"runs:/{trained.run_id}/policy"):
-        assert find_run(name, uri) == trained.run_id
-    for which in ("@shown", f"/{version}", "/latest"):
-        name = f"models:/dynamiccl{which}"
-        assert policy_directory(name, uri).is_dir()
-        assert find_run(name, uri) == trained.run_id
-    assert find_run(str(trained.run_directory), uri) is None
-    assert find_run("s3://bucket/policy", uri) is None
-    with pytest.raises(UserError, match="cannot track"):
-        find_run("models:/dynamiccl@nobody", uri)
-    gone = shell(*_command(trained), "--policy", "0123456789abcdef", "--out", "gone")
-    assert f"list the runs with 'mlflow ui --backend-store-uri {uri}'" in refused(gone, 2)
 
 
 def test_policies_have_the_name_that_is_given_or_that_of_their_run_or_recipe(

@@ -160,7 +160,7 @@ def test_the_command_writes_a_page_with_the_jobs_course(shell: Shell, tmp_path: 
     out = tmp_path / "page"
     command = (
         *("dynamiccl-evaluate", "simulate", "--out", out, "--workload", "decode"),
-        *("--calls", 300, "--jobs", 1, "--seeds", 2),
+        *("--calls", 200, "--seeds", 2),
     )
     found = shell(*command, "--json").json
     assert found["rows"][0]["name"] == NCCL

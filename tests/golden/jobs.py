@@ -58,7 +58,7 @@ def make_totals(directory: Path) -> Any:
     how = ("--data", "data", "--recipe", RECIPE, *settings, "--seed", 1)
     fitted = command("train", "fit", *how)
     policy = ("--policy", f"{RECIPE}={fitted['run_id']}", "--trigger", "trigger")
-    size = ("--calls", 500, "--jobs", 2, "--seeds", 1)
+    size = ("--calls", 500, "--seeds", 1)
     # Nobody looks at its page: `commands-simulate` draws one.
     with mock.patch("dynamiccl.evaluate.simulate.draw_courses", return_value=""):
         found = command("evaluate", "simulate", *policy, *place, *work, *size, "--out", "page")

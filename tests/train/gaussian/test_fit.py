@@ -226,7 +226,7 @@ def test_a_level_moves_it_to_what_does_not_feel_it(fitted: Run) -> None:
 
 
 def test_a_rule_without_a_trigger_is_refused(fitted: Run) -> None:
-    where = {"experiment": "gp", "tracking_uri": fitted.uri}
+    where: dict[str, Any] = {"experiment": "gp", "tracking_uri": fitted.uri}
     with pytest.raises(UserError, match=r"level_threshold=0\.15 .*--set trigger=RUN_DIRECTORY"):
         fit(fitted.data, make_recipe("threshold-rule"), **where, seed=0)
 

@@ -1,5 +1,6 @@
 """Levels of calls that jobs recorded, as the Trigger tells them, and what cells feel of them."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,10 @@ def told(timed: pl.DataFrame) -> npt.NDArray[np.float32]:
     return timed.select(level()).to_series().to_numpy().astype(np.float32)
 
 
+def the_same(value: float, timed: pl.DataFrame) -> npt.NDArray[np.float32]:
+    return np.full(timed.height, value, dtype=np.float32)
+
+
 def test_each_cell_has_its_own_share(calls: pl.DataFrame) -> None:
     found = level_shares_of(calls, told)
     assert set(found["octave"]) == {18, 20, 24}
@@ -77,7 +82,7 @@ def test_each_cell_has_its_own_share(calls: pl.DataFrame) -> None:
 
 def test_what_is_seldom_or_never_disturbed_and_test_bins_are_not_told(calls: pl.DataFrame) -> None:
     for value in (0.0, -1.0):  # quiet, unknown
-        assert level_shares_of(calls, lambda t, v=value: np.full(len(t), v, np.float32)).is_empty()
+        assert level_shares_of(calls, partial(the_same, value)).is_empty()
     assert level_shares_of(calls.filter(pl.col("sequence") < 1_010), told).is_empty()
     moved = calls.with_columns(size_bytes=pl.lit(1 << 23, pl.Int64))
     assert with_split(moved.head(1))["split"].to_list() == [Split.TEST.value]
