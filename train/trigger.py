@@ -43,9 +43,8 @@ SMALLEST_SLOWDOWN: Final = 1.15
 #: Reference values of the CUSUM, in scales, largest first.
 RUNGS: Final = tuple(2.0 ** (-i / 2) for i in range(7))
 #: A level that was found under one config is still told after so many calls of the task key under
-#: others, halved: they may not feel what slowed the first, and then say nothing about it. A policy
-#: that reads it goes back when it has faded, and if it was early, feels the slowdown for as long as
-#: its ranks take to agree. What 100 and 1000 came to is in docs/trigger.md.
+#: others, halved: they may not feel what slowed the first. What 100 and 1000 came to is in
+#: docs/trigger.md.
 HALF_LIFE: Final = 300.0
 #: A stream without a forecast: its interference is unknown (`datasets.history.UNKNOWN`).
 UNKNOWN: Final = -1.0
@@ -59,11 +58,11 @@ NUMBERS: Final = (
 
 
 class TriggerModule(nn.Module):
-    """(state (N, S), log time (N,), log size (N,)) -> (state, alarm (N,), interference (N,)).
+    """(state (N, S), log time (N,), log size (N,)) -> (state, alarm (N,), level (N,)).
 
-    Times in us and sizes in bytes, as natural logarithms. Alarm: 1 while the stream is slow, -1 at
-    a call that says that it is faster than what was taken for quiet, else 0. Interference: by how
-    much a call takes longer than quiet (1: twice the time); UNKNOWN while there is no forecast.
+    Natural logarithms of us and bytes. Alarm: 1 while the stream is slow, -1 at a call that says
+    that it is faster than what was taken for quiet, else 0. Level: by how much a call takes longer
+    than quiet (1: twice the time); UNKNOWN while there is no forecast.
     """
 
     #: Where residuals are clipped, in scales.
@@ -141,8 +140,8 @@ class TriggerModule(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What is carried (N, 2), and the levels to tell (N,), after a call of N task keys.
 
-        `level` is what `forward` found in the stream of the call. It takes the place of the same
-        stream's before it; that of another stream stands while it is higher, and fades.
+        `level`, of the call's stream, takes the place of the same stream's before it; that of
+        another stream stands while it is higher, and fades.
         """
         before, owner = torch.unbind(carried, dim=1)
         faded = torch.where(before >= 0.0, before * self.keep, before)
@@ -291,13 +290,12 @@ class Detector:
     ) -> tuple[npt.NDArray[np.int8], FloatArray]:
         """Take one call of each of N streams, none of them twice: alarm (N,) and level (N,).
 
-        Where the numbers of their task keys are given, none of them twice, levels are those of the
-        keys: what was found under another config before stands for a while.
+        With the numbers of their task keys, none of them twice, levels are those of the keys: what
+        was found under another config before stands for a while.
 
         Natural logarithms of the time in us and, where sizes of a stream differ, of NCCL's nBytes.
-        Alarm: 1 while the stream is slow, -1 at a call that says that it is faster than what was
-        taken for quiet (it is learned anew), else 0. Level: how much longer than quiet, 1 = twice
-        the time; -1 (unknown) in the first calls. Raises ValueError.
+        Alarm and level as in `TriggerModule`; a stream that is faster than what was taken for quiet
+        is learned anew. Raises ValueError.
         """
         index = np.array(stream, dtype=np.int64)
         if len(index) == 0:
@@ -369,9 +367,9 @@ def level_shares_of(
 ) -> pl.DataFrame:
     """The share of each cell at each octave of sizes, FELT_KEY and `share`, 0 to MOST_SHARE.
 
-    `calls` have the columns `datasets.sequences.CALLS_USED`; `levels` tells the interference of
-    timed calls, one each. Test bins are left out. Quiet times are medians of the same config on the
-    same size. Cells with under LEAST_CALLS calls in either state are not told.
+    `calls` have CALLS_USED; `levels` tells the interference of timed calls, one each. Test bins are
+    left out. Quiet times are medians of the same config on the same size. Cells with under
+    LEAST_CALLS calls in either state are not told.
     """
     timed = timed_calls(calls)
     ran = {name: pl.col(of_call) for name, of_call in _OF_CALLS.items()}

@@ -394,10 +394,9 @@ def train(
     seed: int,
     progress: Progress = lambda _what, _done, _total: None,
 ) -> Training:
-    """Fit the LSTM.
+    """Fit the LSTM; the state with the least error on quiet calls of `held_out` is kept.
 
-    What is kept is the state with the least error on quiet calls of `held_out`: the untrained one,
-    whose forecast is the level alone, where nothing can be learned.
+    That is the untrained one, whose forecast is the level alone, where nothing can be learned.
     """
     level_error = forecast_error(module, held_out, seed=seed)
     best = (level_error, copy.deepcopy(module.state_dict()))
@@ -535,7 +534,7 @@ def fit_trigger(
     """Train, calibrate, export and track.
 
     Raises what reading the data raises, NotEnoughData without quiet series, and UserError for a
-    rate that cannot be wanted, and for a tracking URI that cannot be used.
+    rate or a tracking URI that cannot be used.
     """
     if not 0.0 < false_alarms_per_1e5 <= 1000.0:
         raise UserError(
