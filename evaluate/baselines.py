@@ -95,13 +95,10 @@ class Oracle(Policy):
 
 
 class LearnedPolicy(Policy):
-    """A trained policy on cold observations; its catalogue is mapped onto the data's.
-
-    A gated policy chooses only what passed, as its tables do.
-    """
+    """A trained policy on cold observations; a gated one chooses what passed, as its tables do."""
 
     def __init__(self, policy: TorchPolicy, catalogue: Catalogue, name: str) -> None:
-        """Wrap a loaded policy for a data set with `catalogue`."""
+        """Map the policy's catalogue onto that of a data set."""
         self.name = name
         self._policy = policy
         held = set(catalogue.configs)
@@ -310,8 +307,7 @@ class GradientBoosting(Predictor):
     """Boosted trees over task and config; takes the smallest prediction.
 
     Histogram-based boosting of scikit-learn (after LightGBM), with names as categories. Of three
-    settings the one that no measured sweep had worse (cross-fitted): at least 20 cells in a leaf
-    took 7.3 % of regret for -0.6 % on RTX 5090 sockets, and slower, larger trees gained nothing.
+    settings the one that no measured sweep had worse (cross-fitted).
     """
 
     name = "gradient-boosting"
@@ -363,10 +359,9 @@ class GradientBoosting(Predictor):
 class CoordinateDescent(Policy):
     """AutoCCL's search (serve/search/autoccl.py) on what was measured, each task by itself.
 
-    Threads and transport are set at launch, not by call. NCCL's own choice is probed first, and
-    stays unless something is faster. A probe is one measured time of a cell, drawn from its
-    independent repeats. It probes the very runs that it is scored on, so that even its cross-fitted
-    figures flatter it, as the oracle's do.
+    NCCL's own choice is probed first, and stays unless something is faster. A probe is one measured
+    time of a cell, drawn from its independent repeats: the very runs that it is scored on, so that
+    even its cross-fitted figures flatter it, as the oracle's do.
     """
 
     name = "coordinate-descent"

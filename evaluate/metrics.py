@@ -76,12 +76,10 @@ def summarise(
 ) -> dict[str, dict[str, Any]]:
     """Policy -> its summary over the tasks of some `result_rows` of a grid, in fractions.
 
-    `mean`, `p95` and `max` are of regret; `ratio_to_default` is the geometric mean of time over
-    NCCL's own, and `gain` what that saves. `crossfit` and `gain_crossfit`, with their intervals,
-    are `cross_fit`, null without any of the `tasks_with_interval`. `abstained` is the share of
-    tasks that are left to NCCL, `slower_than_default` of those slower than it by more than the
-    noise band, whose mean is `noise_band` (both null where that of a task is unknown). `channels`
-    is the geometric mean over those of NCCL's own choice, as read back (null: nowhere).
+    `mean`, `p95` and `max` are of regret; `ratio_to_default` and `channels` geometric means over
+    NCCL's own choice, `gain` what the former saves; `cross_fit`, null without any of the
+    `tasks_with_interval`. `abstained` is the share of tasks left to NCCL, `slower_than_default` of
+    those slower by more than the noise band, whose mean is `noise_band` (null: not known of all).
     """
     regret, ratio, band = pl.col("regret"), pl.col("ratio_to_default"), pl.col("noise_band")
     is_known = band.null_count() == 0

@@ -9,6 +9,7 @@ N jobs, A actions of the player's own world.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
@@ -261,14 +262,12 @@ def _autoccl(env: JobCalls) -> Player:
 def search_spaces(world: World) -> dict[Key, SearchSpace]:
     """The search space of each task key; it begins with NCCL's own knobs."""
     choices = [Choice(config) for config in world.configs]
-    return {
-        key: SearchSpace(
-            choices,
-            np.flatnonzero(world.mask[key]).tolist(),
-            default_runs=Choice(world.system.resolve(call, ABSTAIN)),
-        )
-        for key, call in enumerate(world.keys)
-    }
+    spaces: dict[Key, SearchSpace] = {}
+    for key, call in enumerate(world.keys):
+        own = Choice(world.system.resolve(call, ABSTAIN))
+        able = np.flatnonzero(world.mask[key]).tolist()
+        spaces[key] = SearchSpace(choices, able, default_runs=own)
+    return spaces
 
 
 def best_fixed(world: World, times_us: Floats) -> Actions:
@@ -361,12 +360,10 @@ def play(
 ) -> dict[str, list[Totals]]:
     """The totals of every contender with every seed; of the first seed the course, too."""
     played: dict[str, list[Totals]] = {}
-    for contender in contenders:
-        for seed in seeds:
-            env, player = contender.prepare(setting)
-            total = roll_out(env, player, seed=seed, progress=progress)
-            kept = total if seed == seeds[0] else replace(total, course=None)
-            played.setdefault(contender.name, []).append(kept)
+    for contender, seed in product(contenders, seeds):
+        total = roll_out(*contender.prepare(setting), seed=seed, progress=progress)
+        kept = total if seed == seeds[0] else replace(total, course=None)
+        played.setdefault(contender.name, []).append(kept)
     return played
 
 
@@ -412,10 +409,9 @@ Row = dict[str, Any]
 def make_row(name: str, totals: Sequence[Totals], default: Sequence[Totals], calls: int) -> Row:
     """The metrics of a contender; `default` are the totals of NCCL's choice, by seed.
 
-    Shares are fractions, times true and with config changes. `seconds` and `seed_seconds` are those
-    of one job's calls; `over_default` is time / NCCL's own - 1, below 0 is faster, and
-    `job_over_default` the same of whole jobs, compute included. `regret` is time / fastest config
-    of each call - 1, where changes cost nothing: the oracle's own row is above 0, as it pays.
+    Times are true, config changes included; `seconds` and `seed_seconds` of one job's calls,
+    `over_default` is time / NCCL's own - 1, and `job_over_default` the same of whole jobs, compute
+    included. `regret` is time / fastest config of each call - 1, where changes cost nothing.
     """
     all_calls = calls * sum(len(each.total_us) for each in totals)
 
