@@ -41,8 +41,8 @@ from dynamiccl.datasets.manifest import Slack, find_supports
 from dynamiccl.datasets.questions import table_bins
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.gate.evidence import Cell, FreshRuns, Verdict
-from dynamiccl.evaluate.gate.gate import DEFAULT_Q, pass_gate
+from dynamiccl.evaluate.evidence import Cell, FreshRuns, Verdict
+from dynamiccl.evaluate.gate import DEFAULT_Q, pass_gate
 from dynamiccl.sizes import size_bin
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced
@@ -258,13 +258,8 @@ def _frame(sweep: str, repeats: int) -> pl.DataFrame:
     """Rows of NCCL's default and Ring/LL, by size, run and repeat, without their times."""
     rows = []
     for arm, size, run, repeat in product(range(2), SIZES, range(RUNS), range(repeats)):
-        place: dict[str, Any] = {
-            "sweep": sweep,
-            "run": f"{sweep}-{run}",
-            "repeat": repeat,
-            "size_bytes": size,
-        }
-        place["actual_num_channels"] = 4 if arm else 16
+        place: dict[str, Any] = {"sweep": sweep, "run": f"{sweep}-{run}", "repeat": repeat}
+        place |= {"size_bytes": size, "actual_num_channels": 4 if arm else 16}
         rows.append(forced("Ring", "LL", **place) if arm else default(**place))
     return rows_frame(*rows)
 

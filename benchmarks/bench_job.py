@@ -26,9 +26,8 @@ from job_traces import as_calls, play
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.job.answer import NCCL_OWN, TABLE, Answer, Estimate, Verdict, answer
-from dynamiccl.evaluate.job.calls import job_of
-from dynamiccl.evaluate.job.gains import Measured
+from dynamiccl.evaluate.job import NCCL_OWN, TABLE, Answer, Estimate, Verdict, answer
+from dynamiccl.evaluate.job_calls import Measured, job_of
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.record_jobs import all_configs
 from dynamiccl.simulator.scenario import find_scenario

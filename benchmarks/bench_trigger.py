@@ -28,10 +28,16 @@ import torch
 from harness import write_result
 
 from dynamiccl.train.policy import script
-from dynamiccl.train.trigger.calibration import Peaks, Watch, delays_of, watch_with
-from dynamiccl.train.trigger.fit import FALSE_ALARMS_PER_1E5, make_trigger
-from dynamiccl.train.trigger.module import RUNGS, SMALLEST_SLOWDOWN
-from dynamiccl.train.trigger.series import FloatArray, Series
+from dynamiccl.train.trigger import RUNGS, SMALLEST_SLOWDOWN, FloatArray
+from dynamiccl.train.trigger_fit import (
+    FALSE_ALARMS_PER_1E5,
+    Peaks,
+    Series,
+    Watch,
+    delays_of,
+    make_trigger,
+    watch_with,
+)
 
 SIGMAS: Final = (0.02, 0.1, 0.5)
 MAIN: Final = 0.1

@@ -32,7 +32,7 @@ from dynamiccl.train.environment import delay_calls
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import make_recipe
-from dynamiccl.train.trigger.detector import Detector
+from dynamiccl.train.trigger import Detector
 
 SYSTEM: Final = "b300-nvlink"
 SCENARIO: Final = "busy-host"

@@ -20,14 +20,8 @@ from dynamiccl.datasets.cells import TaskGrid, task_grid, tuned, usable
 from dynamiccl.datasets.schema import MEASUREMENTS, TASK_COLUMNS
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import part_paths, program_record, read, write_part
-from dynamiccl.evaluate.baselines import (
-    Actions,
-    Interpolated,
-    LearnedPolicy,
-    NcclDefault,
-    NearestSize,
-    Policy,
-)
+from dynamiccl.evaluate import baselines
+from dynamiccl.evaluate.baselines import Actions, LearnedPolicy
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import make_recipe
@@ -84,7 +78,7 @@ def _simple(folder: Path, seed: int) -> dict[str, dict[str, float]]:
     """Make the logs; figures of baselines without training."""
     _make_logs(folder, seed)
     truth, training, catalogue = _grids(folder)
-    players: list[Policy] = [NcclDefault(), Interpolated(training)]
+    players = (baselines.NcclDefault(), baselines.Interpolated(training))
     rows = {player.name: _judged(truth, player.choose(truth)) for player in players}
     return rows | {"the table in use": _judged(truth, _table(folder, truth, catalogue))}
 
@@ -103,11 +97,9 @@ def _arm(folder: Path, seed: int, arm: str) -> dict[str, float]:
 def _make_logs(folder: Path, seed: int) -> None:
     """The truth, the sweep that the table was made from, and 40 calls of each task."""
     half, four = "steps_per_octave = 2", "factor = 4"
-    exact = SWEEP.format(name="truth", sizes=half, cycles=1, seed=seed, noise=EXACT)
-    simulate(exact, folder / "truth")
-    simulate(
-        SWEEP.format(name="first", sizes=four, cycles=1, seed=seed, noise=""), folder / "first"
-    )
+    for name, sizes, noise in (("truth", half, EXACT), ("first", four, "")):
+        text = SWEEP.format(name=name, sizes=sizes, cycles=1, seed=seed, noise=noise)
+        simulate(text, folder / name)
     frame = tuned(read(folder / "truth"))
     catalogue = Catalogue.from_frame(usable(frame))
     grid = task_grid(frame, catalogue, list(Split))
@@ -131,8 +123,8 @@ def _make_logs(folder: Path, seed: int) -> None:
     called = asked.with_columns(pl.col("task").cast(pl.UInt32)).join(
         rows.drop("repeat"), on=["task", "action"]
     )
-    noise = np.exp(NOISE * random.standard_normal(called.height))
-    called = called.with_columns(time_us=pl.col("time_us") * noise, sweep=pl.lit("log"))
+    factor = np.exp(NOISE * random.standard_normal(called.height))
+    called = called.with_columns(time_us=pl.col("time_us") * factor, sweep=pl.lit("log"))
     called = called.with_columns(pl.col("repeat").cast(frame.schema["repeat"]))
     written = called.select(frame.columns).to_arrow().cast(MEASUREMENTS)
     write_part(folder / "log", written, provenance=program_record("bench"))
@@ -145,7 +137,7 @@ def _make_logs(folder: Path, seed: int) -> None:
 def _table(folder: Path, grid: TaskGrid, catalogue: Catalogue) -> Actions:
     """The choices of the table in use."""
     first = task_grid(tuned(read(folder / "first")), catalogue, list(Split))
-    return NearestSize(first).choose(grid)
+    return baselines.NearestSize(first).choose(grid)
 
 
 def _grids(folder: Path) -> tuple[TaskGrid, TaskGrid, Catalogue]:

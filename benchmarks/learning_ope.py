@@ -25,9 +25,9 @@ from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.baselines import make_policies
 from dynamiccl.evaluate.ope import Estimate, Float64Array, Log, deterministic, every_estimate
 from dynamiccl.train.policy import TorchPolicy
+from tests.evaluate.grids import noisy
 
 ROWS: Final = 40_000
-SAMPLES: Final = 40
 SPREAD: Final = 0.05
 NUM_POLICIES: Final = 45
 WORST_REGRET: Final = 0.5
@@ -42,7 +42,7 @@ def ope_figures(out: Path, policy: Path) -> dict[str, Any]:
     frame = tuned(read(truth))
     catalogue = Catalogue.from_frame(usable(frame))
     parts = [task_grid(frame, catalogue, [s]) for s in (Split.TRAIN, Split.VALIDATION, Split.TEST)]
-    world = _with_samples(parts[2])
+    world = noisy(parts[2], SPREAD, np.random.default_rng(0))
     players = make_policies(parts[0], parts[1], catalogue, [("trained", TorchPolicy.load(policy))])
     chosen = {player.name: player.choose(world) for player in players}
     bases = [deterministic(actions, len(catalogue)) for actions in chosen.values()]
@@ -51,16 +51,6 @@ def ope_figures(out: Path, policy: Path) -> dict[str, Any]:
     figures = _ranks(world, behaviour, policies)
     fixed = [policies[0], policies[NUM_POLICIES // 2], bases[0]]
     return figures | _coverage(world, behaviour, fixed) | {"ope_rows": ROWS}
-
-
-def _with_samples(exact: TaskGrid) -> TaskGrid:
-    """A world whose samples of a cell have the cell's time as their mean."""
-    random = np.random.default_rng(0)
-    samples = {}
-    for cell, times in exact.samples.items():
-        drawn = times[0] * random.lognormal(0.0, SPREAD, SAMPLES)
-        samples[cell] = drawn * times[0] / drawn.mean()
-    return TaskGrid(exact.tasks, exact.times_us, exact.repeats, exact.unscored, samples)
 
 
 def _spread_out(world: TaskGrid, bases: list[Float64Array]) -> list[Float64Array]:
@@ -135,14 +125,10 @@ def draw_log(
     drawn = random.random(size)[:, None] * cumulative[task, -1:]
     action = (cumulative[task] <= drawn).sum(axis=1)
     which = random.random(size)
-    cells = zip(task.tolist(), action.tolist(), which.tolist(), strict=True)
-    times = np.array([_pick(grid.samples[t, a], share) for t, a, share in cells])
+    cells = [grid.samples[cell] for cell in zip(task.tolist(), action.tolist(), strict=True)]
+    times = np.array([each[int(at * len(each))] for at, each in zip(which, cells, strict=True)])
     reward = -times / grid.default_us[task]
     return Log(task, action, reward, behaviour[task, action])
-
-
-def _pick(samples: Float64Array, share: float) -> float:
-    return float(samples[int(share * len(samples))])
 
 
 def mixture(policy: Float64Array, mask: npt.NDArray[np.bool_], epsilon: float) -> Float64Array:

@@ -52,12 +52,12 @@ from dynamiccl.evaluate.simulate import (
     simple_contenders,
 )
 from dynamiccl.simulator.world import World
-from dynamiccl.train.cautious.fit import share_table
-from dynamiccl.train.cautious.policy import cell_of
+from dynamiccl.train.cautious import cell_of
+from dynamiccl.train.cautious_fit import share_table
 from dynamiccl.train.data import load_data
 from dynamiccl.train.environment import JobCalls
 from dynamiccl.train.policy import TorchPolicy
-from dynamiccl.train.trigger.detector import Detector
+from dynamiccl.train.trigger import Detector
 
 Float64Array = npt.NDArray[np.float64]
 SEEDS: Final = 2
@@ -159,7 +159,7 @@ def play_place(
 
 def times_us(row: Contender, setting: Setting, seed: int) -> Float64Array:
     """(JOBS,) us of communication of a row's jobs."""
-    env, player = row.prepare(setting, seed)
+    env, player = row.prepare(setting)
     return roll_out(env, player, seed=seed).total_us
 
 
@@ -167,7 +167,7 @@ def _contenders(
     setting: Setting,
     folder: Path,
     policies: Mapping[str, TorchPolicy],
-    rule: Callable[[JobCalls, int], Player],
+    rule: Callable[[JobCalls], Player],
 ) -> list[Contender]:
     def watch() -> Detector:
         return Detector.load(folder)
@@ -176,8 +176,8 @@ def _contenders(
     wanted = (NCCL, "best quiet table", "AutoCCL search", DELAYED, ORACLE)
     world, delayed = rows[NCCL].world, rows[DELAYED]
     levels = Levels.of(world, setting.scenario)
-    makers: dict[str, Callable[[JobCalls, int], Player]] = {
-        "filter that knows the scenario": lambda env, _seed: Filter(env, levels),
+    makers: dict[str, Callable[[JobCalls], Player]] = {
+        "filter that knows the scenario": lambda env: Filter(env, levels),
         RULE: rule,
     }
     named = policy_contenders(setting, RECIPES[0], policies[RECIPES[0]], None)
@@ -190,7 +190,7 @@ def _contenders(
     return [*(rows[name] for name in wanted), reopening, *played, *named]
 
 
-def _rule(tables: RuleTables, settings: RuleSettings, env: JobCalls, _seed: int) -> Player:
+def _rule(tables: RuleTables, settings: RuleSettings, env: JobCalls) -> Player:
     return Rule(env, tables, settings)
 
 
@@ -202,7 +202,7 @@ def _pilot(setting: Setting, tables: RuleTables, settings: RuleSettings) -> floa
     return float(times_us(row, short, 1_000_003).sum())
 
 
-def _reopening(env: JobCalls, _seed: int) -> Player:
+def _reopening(env: JobCalls) -> Player:
     spaces = search_spaces(env.world)
     tuners = [Reopening(spaces.__getitem__) for _ in range(env.num_envs)]
     return Searching(tuners, alarmed=True)

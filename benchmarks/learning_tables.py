@@ -2,12 +2,12 @@
 
     python benchmarks/learning_tables.py
 
-copies out/bench/learning.json, if there is one, to docs/results.json, and writes the page from it.
-Figures of the text, too, come from there, so that a page cannot say what was not measured.
+writes the page from out/bench/learning.json, if there is one, and docs/results.json, with the rows
+that the page shows and no other. Figures of the text, too, come from there: a page cannot say what
+was not measured.
 """
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -20,22 +20,38 @@ PAGE: Final = HERE.parent / "docs" / "results.md"
 FIGURES: Final = HERE.parent / "docs" / "results.json"
 
 
+class Rows(dict[str, Any]):
+    """Rows of a data set; `shown` are the names that were asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        """Note it."""
+        self.shown = {*getattr(self, "shown", ()), name}
+        return super().__getitem__(name)
+
+
 def main() -> None:
-    """Copy the figures, and write the page."""
-    if (OUT / "learning.json").exists():
-        shutil.copy(OUT / "learning.json", FIGURES)
-    PAGE.write_text(page(), encoding="utf-8")
+    """Write the page and its figures."""
+    measured = OUT / "learning.json"
+    text, found = page(measured if measured.exists() else FIGURES)
+    PAGE.write_text(text, encoding="utf-8")
+    FIGURES.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def page() -> str:
-    """The page; raises jinja2.UndefinedError for a figure that is missing."""
-    found: dict[str, Any] = json.loads(FIGURES.read_text(encoding="utf-8"))
+def page(path: Path) -> tuple[str, dict[str, Any]]:
+    """The page of a file, and the figures in it; jinja2.UndefinedError where one is missing."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    sets = {name: Rows(rows) for name, rows in found["data_sets"].items()}
+    found["data_sets"] = sets
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
     environment.filters["percent"] = percent
     template = environment.from_string((HERE / "results.md.jinja").read_text(encoding="utf-8"))
-    return template.render(found, f=found, interval=interval, less=less)
+    text = template.render(found, f=found, interval=interval, less=less)
+    shown = {
+        name: {row: rows[row] for row in rows if row in rows.shown} for name, rows in sets.items()
+    }
+    return text, found | {"data_sets": shown}
 
 
 def percent(fraction: float) -> str:

@@ -19,8 +19,8 @@ from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import make_recipe
-from dynamiccl.train.trigger.detector import copy_trigger
-from dynamiccl.train.trigger.fit import fit_trigger
+from dynamiccl.train.trigger import copy_trigger
+from dynamiccl.train.trigger_fit import fit_trigger
 
 
 @dataclass(frozen=True, slots=True)

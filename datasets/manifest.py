@@ -43,11 +43,11 @@ POLICY_NAME: Final = "policy.pt"
 #: Policy, feature code and cold questions in one module, for the plugin's mode `adaptive`. An older
 #: artifact has none, and serves its tables alone.
 BRAIN_NAME: Final = "brain.pt"
-#: The Trigger agent beside a policy (train/trigger), where there is one; `brain.pt` holds it, too.
+#: The Trigger beside a policy (train/trigger.py), where there is one; `brain.pt` holds it, too.
 TRIGGER_NAME: Final = "trigger.pt"
 #: Facts about the Trigger, in the folder of its training run.
 TRIGGER_FACTS_NAME: Final = "trigger.json"
-#: The gate's verdict on each size bin (evaluate/gate/gate.py).
+#: The gate's verdict on each size bin (evaluate/gate.py).
 GATE_NAME: Final = "gate.json"
 #: Index that the plugin reads (serve/plugin_index.py); written last.
 INDEX_NAME: Final = "plugin.index"

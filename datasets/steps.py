@@ -96,7 +96,7 @@ _IS_TIMED: Final = (
     & pl.col("ranks_agree")
     & pl.all_horizontal(pl.col(name).is_not_null() for name in _NEEDED)
 )
-#: Interference levels of timed calls, one each; -1 = unknown (train/trigger/detector.py).
+#: Interference levels of timed calls, one each; -1 = unknown (train/trigger.py).
 Levels = Callable[[pl.DataFrame], npt.NDArray[np.float32]]
 #: What a sweep says of a row and a call does not, or otherwise: not compared for a reference.
 _NOT_COMPARED: Final = ("gpu", "datatype", "in_place")

@@ -51,8 +51,8 @@ def score(
     """The policy among NCCL's default and baselines on held-out tasks, best first; a page in `out`.
 
     `run`: what `fit` gave, a run id, `models:/dynamiccl@champion` or a directory. Of each row:
-    tasks, mean regret against the measured best, time over the default's (geometric mean), share of
-    tasks slower than the default beyond the noise (null: nobody knows the noise).
+    tasks, `saved`, the share of time less than NCCL's own choice takes (geometric mean), as pages
+    and commands tell it, and the share of tasks slower than it beyond the noise (null: not known).
     """
     found = make_report(Path(data), [("policy", _policy(run))], Path(out))
     rows = [
@@ -60,14 +60,14 @@ def score(
             "system": system,
             "policy": name,
             "tasks": each["tasks"],
-            "regret": each["mean"],
-            "time_over_default": each["ratio_to_default"],
+            "saved": each["gain"],
             "slower": each["slower_than_default"],
         }
         for system, scores in found.told["systems"].items()
         for name, each in scores["policies"].items()
     ]
-    return pl.DataFrame(rows, schema_overrides={"slower": pl.Float64}).sort("system", "regret")
+    scores = pl.DataFrame(rows, schema_overrides={"slower": pl.Float64})
+    return scores.sort("system", -pl.col("saved"), maintain_order=True)
 
 
 def export(run: FitSummary | str, out: str | Path) -> Artifact:

@@ -8,7 +8,6 @@ tries configs of the test task. T tasks, A actions.
 """
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,7 +60,7 @@ class Policy(Protocol):
     probes: Actions | None = None
 
     def choose(self, grid: TaskGrid) -> Actions:
-        """(T,) one measured action a task."""
+        """(T,) one measured action a task; equal grids give equal choices."""
 
 
 class NcclDefault(Policy):
@@ -70,7 +69,7 @@ class NcclDefault(Policy):
     name = "nccl-default"
 
     def choose(self, grid: TaskGrid) -> Actions:
-        """ABSTAIN for every task."""
+        """See Policy."""
         return np.full(grid.tasks.height, ABSTAIN_ACTION, dtype=np.int64)
 
 
@@ -79,15 +78,10 @@ class Random(Policy):
 
     name = "random"
 
-    def __init__(self, seed: int = 0) -> None:
-        """`seed`: equal seeds give equal choices on the same grid."""
-        self._seed = seed
-
     def choose(self, grid: TaskGrid) -> Actions:
-        """A random measured action for each task."""
-        drawn = np.random.default_rng(self._seed).random(grid.times_us.shape)
-        chosen: Actions = np.where(grid.mask, drawn, -1.0).argmax(axis=1).astype(np.int64)
-        return chosen
+        """See Policy."""
+        drawn = np.random.default_rng(0).random(grid.times_us.shape)
+        return np.asarray(np.where(grid.mask, drawn, -1.0).argmax(axis=1))
 
 
 class Oracle(Policy):
@@ -96,19 +90,15 @@ class Oracle(Policy):
     name = "oracle"
 
     def choose(self, grid: TaskGrid) -> Actions:
-        """The fastest measured action of each task."""
-        best: Actions = np.nanargmin(grid.times_us, axis=1).astype(np.int64)
-        return best
+        """See Policy."""
+        return np.asarray(np.nanargmin(grid.times_us, axis=1))
 
 
 class LearnedPolicy(Policy):
-    """A trained policy on cold observations; its catalogue is mapped onto the data's.
-
-    A gated policy chooses only what passed, as its tables do.
-    """
+    """A trained policy on cold observations; a gated one chooses what passed, as its tables do."""
 
     def __init__(self, policy: TorchPolicy, catalogue: Catalogue, name: str) -> None:
-        """Wrap a loaded policy for a data set with `catalogue`."""
+        """Map the policy's catalogue onto that of a data set."""
         self.name = name
         self._policy = policy
         held = set(catalogue.configs)
@@ -118,7 +108,7 @@ class LearnedPolicy(Policy):
         )
 
     def choose(self, grid: TaskGrid) -> Actions:
-        """The TorchScript policy's actions."""
+        """See Policy."""
         return self.choose_among(grid.tasks, grid.mask)
 
     def choose_among(self, tasks: pl.DataFrame, mask: npt.NDArray[np.bool_]) -> Actions:
@@ -167,11 +157,10 @@ def make_policies(
     catalogue: Catalogue,
     learned: Sequence[tuple[str, TorchPolicy]],
 ) -> list[Policy]:
-    """The learned policies, then the baselines.
+    """The learned policies, then the baselines; these are told what policies are.
 
-    A learned policy is told training and validation tasks, be it to fit or to choose by, and so are
-    baselines. Last come those that nothing simple can be: the search, which tries configs on the
-    test tasks, and the oracle.
+    Last come those that nothing simple can be: the search, which tries configs on the test tasks,
+    and the oracle.
     """
     told = training.joined(validation)
     return [
@@ -198,9 +187,7 @@ class Predictor(Policy, ABC):
 
     def choose(self, grid: TaskGrid) -> Actions:
         """The measured action with the smallest prediction; NCCL's default on ties."""
-        predicted = np.where(grid.mask, self.predict(grid), np.inf)
-        chosen: Actions = np.argmin(predicted, axis=1).astype(np.int64)
-        return chosen
+        return np.asarray(np.where(grid.mask, self.predict(grid), np.inf).argmin(axis=1))
 
 
 class BestFixed(Policy):
@@ -232,8 +219,7 @@ class BestFixed(Policy):
     def _score(times_us: Float64Array) -> Float64Array:
         """(A,) of the times (n, A) of a key's tasks, what is least for the best config."""
         log_ratio = np.log(times_us / times_us[:, [ABSTAIN_ACTION]])
-        mean: Float64Array = np.where(np.isnan(log_ratio), 0.0, log_ratio).mean(axis=0)
-        return mean
+        return np.asarray(np.nan_to_num(log_ratio, nan=0.0).mean(axis=0))
 
 
 class PooledFixed(BestFixed):
@@ -262,8 +248,7 @@ class FiveBins(BestFixed):
     @staticmethod
     def _score(times_us: Float64Array) -> Float64Array:
         """The least time of all rows."""
-        least: Float64Array = np.where(np.isnan(times_us), np.inf, times_us).min(axis=0)
-        return least
+        return np.asarray(np.nan_to_num(times_us, nan=np.inf).min(axis=0))
 
 
 class Interpolated(Predictor):
@@ -308,8 +293,7 @@ class NearestSize(Interpolated):
     def _log_times(self, known: Rows, log_size: Float64Array) -> Float64Array:
         """Those of the nearest size."""
         apart = np.abs(self._log_size[known] - log_size[:, None])
-        near: Float64Array = self._log_time[known[apart.argmin(axis=1)]]
-        return near
+        return np.asarray(self._log_time[known[apart.argmin(axis=1)]])
 
 
 def _unknown(grid: TaskGrid) -> Float64Array:
@@ -323,8 +307,7 @@ class GradientBoosting(Predictor):
     """Boosted trees over task and config; takes the smallest prediction.
 
     Histogram-based boosting of scikit-learn (after LightGBM), with names as categories. Of three
-    settings the one that no measured sweep had worse (cross-fitted): at least 20 cells in a leaf
-    took 7.3 % of regret for -0.6 % on RTX 5090 sockets, and slower, larger trees gained nothing.
+    settings the one that no measured sweep had worse (cross-fitted).
     """
 
     name = "gradient-boosting"
@@ -334,12 +317,9 @@ class GradientBoosting(Predictor):
         from sklearn.ensemble import HistGradientBoostingRegressor
 
         knobs = pl.DataFrame(catalogue.to_json(), infer_schema_length=None)
-        self._knobs = knobs.select(
-            pl.col("requested_algorithm", "requested_protocol")
-            .cast(pl.String)
-            .cast(pl.Categorical),
-            pl.col("requested_num_channels", "requested_chunk_bytes").cast(pl.Float64).log(2),
-        )
+        names = pl.col("requested_algorithm", "requested_protocol").cast(pl.String)
+        numbers = pl.col("requested_num_channels", "requested_chunk_bytes").cast(pl.Float64)
+        self._knobs = knobs.select(names.cast(pl.Categorical), numbers.log(2))
         rows, actions, features = self._features(training)
         # The catalogue may hold knobs that training never set.
         self._known = [each.name for each in features if each.null_count() < len(each)]
@@ -356,7 +336,7 @@ class GradientBoosting(Predictor):
         self._model.fit(features[self._known], log_ratio)
 
     def predict(self, grid: TaskGrid) -> Float64Array:
-        """(T, A) ln(time / NCCL's default); inf where not measured."""
+        """See Predictor."""
         rows, actions, features = self._features(grid)
         predicted = _unknown(grid)
         if len(rows):
@@ -379,10 +359,9 @@ class GradientBoosting(Predictor):
 class CoordinateDescent(Policy):
     """AutoCCL's search (serve/search/autoccl.py) on what was measured, each task by itself.
 
-    Threads and transport are set at launch, not by call. NCCL's own choice is probed first, and
-    stays unless something is faster. A probe is one measured time of a cell, drawn from its
-    independent repeats. It probes the very runs that it is scored on, so that even its cross-fitted
-    figures flatter it, as the oracle's do.
+    NCCL's own choice is probed first, and stays unless something is faster. A probe is one measured
+    time of a cell, drawn from its independent repeats: the very runs that it is scored on, so that
+    even its cross-fitted figures flatter it, as the oracle's do.
     """
 
     name = "coordinate-descent"
@@ -412,7 +391,7 @@ class CoordinateDescent(Policy):
 
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
-    """A policy's name in a report, its folder, and the run that it is of where that is known."""
+    """A policy's name in a report, its folder, and its run where that is known."""
 
     name: str
     folder: Path
@@ -425,13 +404,13 @@ def named_policies(given: Sequence[str], tracking_uri: str) -> list[NamedPolicy]
     Names that occur twice get a number. Raises as `policy_directory` and `Manifest.read`.
     """
     found = [_resolve(text, tracking_uri) for text in given]
-    counts = Counter(each.name for each in found)
-    seen: Counter[str] = Counter()
-    for index, each in enumerate(found):
-        if counts[each.name] > 1:
-            seen[each.name] += 1
-            found[index] = replace(each, name=f"{each.name}-{seen[each.name]}")
-    return found
+    names = [each.name for each in found]
+    return [
+        replace(each, name=f"{name}-{names[: index + 1].count(name)}")
+        if names.count(name) > 1
+        else each
+        for index, (name, each) in enumerate(zip(names, found, strict=True))
+    ]
 
 
 def _resolve(text: str, tracking_uri: str) -> NamedPolicy:

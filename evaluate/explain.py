@@ -18,8 +18,8 @@ from dynamiccl.datasets.questions import (
     table_supports,
 )
 from dynamiccl.errors import UnknownName, UserError
-from dynamiccl.evaluate.gate.evidence import place_of
-from dynamiccl.evaluate.gate.gate import read_gated
+from dynamiccl.evaluate.evidence import place_of
+from dynamiccl.evaluate.gate import read_gated
 from dynamiccl.evaluate.page import say
 from dynamiccl.nccl import Collective, Config, NcclVersion, invalid_reason
 from dynamiccl.serve.artifact import acts_nowhere
@@ -39,12 +39,10 @@ def explain(
     """What a policy directory says of one message size; raises UserError and UnknownName.
 
     `system` is needed where several have this shape. The policy is asked at the middle of the
-    size's bin, as for a decision table: `first_byte` and `last_byte` have the same answer.
-    `predictions`, the fastest config first, hold its time over that under NCCL's own choice, its
-    channels as read back (null: not known), and why it may not be chosen; `margin` and `noise_band`
-    are fractions; `gate` is what the gate made of the size (null: no gate judged the policy),
-    `reason` a sentence (explain.words.jinja), `warnings` why its tables act nowhere, each with what
-    to do.
+    size's bin, as for a decision table. `predictions`, the fastest config first, hold its time over
+    NCCL's own, channels as read back, and why it may not be chosen; `margin` and `noise_band` are
+    fractions; `gate` is what the gate made of the size (null: none judged the policy), `reason` a
+    sentence, `warnings` why its tables act nowhere, each with what to do.
     """
     policy = TorchPolicy.load(policy_dir)
     manifest = policy.manifest

@@ -1,18 +1,16 @@
 """Metrics of choices: one row per (task, policy), and one per policy.
 
 Gains are time saved against NCCL's own choice. Regrets are against the best measured config, chosen
-on all runs: the minimum of many noisy times is biased low, so that they are too high, and a policy
-evaluated on the same runs looks too good. Beside them stand cross-fitted ones, over the tasks all
-of whose cells have independent runs enough; the others are marked 'optimistic oracle, no interval'.
+on all runs: the least of many noisy times is biased low. Beside them stand cross-fitted ones, over
+the tasks all of whose cells have independent runs enough; others are marked 'optimistic oracle'.
 
-Cross-fitted, the independent runs of every cell are split in two at random; the config with the
-smallest median in one half is the oracle, and its time in the other half is the reference there.
-Regret may be negative: the config that looked best was not. The interval is a bootstrap over runs,
-within each half, and over random splits.
+Cross-fitted, the runs of every cell are split in two at random; the config with the smallest median
+in one half is the oracle, and its time in the other half is the reference there. Regret may be
+negative: the config that looked best was not. The interval is a bootstrap over runs, within each
+half, and over random splits.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -33,7 +31,6 @@ SCALE: Final = ("nccl-default", "random", "oracle")
 MIN_RUNS: Final = 3
 RESAMPLES: Final = 200
 _ENDS: Final = (0.025, 0.975)
-_NO_PROBES: Final[Mapping[str, Actions]] = MappingProxyType({})
 
 
 def result_rows(
@@ -41,7 +38,7 @@ def result_rows(
     catalogue: Catalogue,
     choices: Mapping[str, Actions],
     noise: pl.DataFrame,
-    probes: Mapping[str, Actions] = _NO_PROBES,
+    probes: Mapping[str, Actions] | None = None,
 ) -> pl.DataFrame:
     """One row per (task, policy): chosen config, time, gain, regret, and what is behind them.
 
@@ -66,7 +63,7 @@ def result_rows(
             regret=pl.Series(grid.regret(actions)),
             channels=pl.Series(_channels(grid, actions), nan_to_null=True),
             default_channels=pl.Series(_channels(grid, none), nan_to_null=True),
-            probes=pl.Series(probes.get(name, none)),
+            probes=pl.Series((probes or {}).get(name, none)),
         )
         for name, actions in choices.items()
     ]
@@ -79,12 +76,10 @@ def summarise(
 ) -> dict[str, dict[str, Any]]:
     """Policy -> its summary over the tasks of some `result_rows` of a grid, in fractions.
 
-    `mean`, `p95` and `max` are of regret; `ratio_to_default` is the geometric mean of time over
-    NCCL's own, and `gain` what that saves. `crossfit` and `gain_crossfit`, with their intervals,
-    are `cross_fit`, null without any of the `tasks_with_interval`. `abstained` is the share of
-    tasks that are left to NCCL, `slower_than_default` of those slower than it by more than the
-    noise band, whose mean is `noise_band` (both null where that of a task is unknown). `channels`
-    is the geometric mean over those of NCCL's own choice, as read back (null: nowhere).
+    `mean`, `p95` and `max` are of regret; `ratio_to_default` and `channels` geometric means over
+    NCCL's own choice, `gain` what the former saves; `cross_fit`, null without any of the
+    `tasks_with_interval`. `abstained` is the share of tasks left to NCCL, `slower_than_default` of
+    those slower by more than the noise band, whose mean is `noise_band` (null: not known of all).
     """
     regret, ratio, band = pl.col("regret"), pl.col("ratio_to_default"), pl.col("noise_band")
     is_known = band.null_count() == 0

@@ -1,23 +1,21 @@
 """Off-policy evaluation: what a policy is worth by a sweep that drew its configs at random.
 
 Scores of a report let a policy choose among the configs that were drawn for a task. A sweep that
-draws what it measures (`strategy.kind` random or adaptive) also writes down with which probability
-it took each config. Such rows are a log, from which it can be estimated what a policy is worth that
-may take any config: the other question, and the one that counts where a share of them was measured.
+draws (`strategy.kind` random or adaptive) also writes down with which probability it took each.
+Such rows are a log: they tell what a policy is worth that may take any config.
 
     DM      direct method: the mean of a reward model under the policy
     SNIPS   importance sampling: sum of w r over sum of w, w = policy / behaviour (Swaminathan and
             Joachims 2015); without the second sum draws without a time count as taking none
     DR      doubly robust (Dudik, Langford and Li 2011): DM corrected by the weighted residuals
 
-Where a policy wants what the behaviour never did, or so few rows that the weights of a handful
-decide, there is no number. Where earlier rows changed the behaviour, rows are not independent, and
-there is no interval. n rows of a log, T tasks, A actions. Rewards are minus time over NCCL's
-default.
+Where a policy wants what the behaviour never did, or the weights of a handful of rows decide,
+there is no number. Where earlier rows changed the behaviour, rows are not independent, and there is
+no interval. n rows of a log, T tasks, A actions. Rewards are minus time over NCCL's default.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import numpy as np
@@ -60,8 +58,8 @@ class Log:
 
     def rows(self, which: npt.NDArray[np.bool_]) -> Self:
         """The calls selected by `which`."""
-        columns = ("task", "action", "reward", "propensity")
-        return replace(self, **{name: getattr(self, name)[which] for name in columns})
+        task, action, reward = self.task[which], self.action[which], self.reward[which]
+        return type(self)(task, action, reward, self.propensity[which], self.adaptive)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +110,11 @@ def _estimates(
         "DR": (float(each.mean()), each - each.mean()),
     }
     for name, (value, parts) in terms.items():
-        if log.adaptive:
-            found[name] = Estimate(value, note=NO_INTERVAL)
-            continue
         error = float(parts.std(ddof=1) / np.sqrt(len(log)))
         reach = float(stats.norm.ppf(0.5 + confidence / 2)) * error
         found[name] = Estimate(value, value - reach, value + reach)
+        if log.adaptive:
+            found[name] = Estimate(value, note=NO_INTERVAL)
     return found
 
 
@@ -136,8 +133,7 @@ def _tabular_model(log: Log, shape: tuple[int, int]) -> Float64Array:
     np.add.at(counts, (log.task, log.action), 1.0)
     overall = float(log.reward.mean())
     by_action = (sums.sum(axis=0) + _PRIOR_ROWS * overall) / (counts.sum(axis=0) + _PRIOR_ROWS)
-    model: Float64Array = (sums + _PRIOR_ROWS * by_action) / (counts + _PRIOR_ROWS)
-    return model
+    return np.asarray((sums + _PRIOR_ROWS * by_action) / (counts + _PRIOR_ROWS))
 
 
 def _cross_fitted(log: Log, policy: Float64Array) -> tuple[Float64Array, Float64Array]:
@@ -154,8 +150,7 @@ def _cross_fitted(log: Log, policy: Float64Array) -> tuple[Float64Array, Float64
 
 def deterministic(actions: Actions, num_actions: int) -> Float64Array:
     """(T, A) the policy that always takes `actions`."""
-    chosen: Float64Array = np.eye(num_actions)[actions]
-    return chosen
+    return np.asarray(np.eye(num_actions)[actions])
 
 
 def logged_values(
@@ -163,9 +158,8 @@ def logged_values(
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """System -> policy -> estimates (`Estimate.to_json`) by estimator, on the tasks where it acts.
 
-    Where a policy leaves the choice to NCCL nothing needs to be estimated. Beside them stand the
-    `tasks` with draws, of how many of them the policy `acts` on, and the `draws` of these. Systems
-    without draws are left out, and estimates of a policy that acts nowhere.
+    Beside them stand the `tasks` with draws, how many of them the policy `acts` on, and the `draws`
+    of these. Systems without draws are left out, and estimates of a policy that acts nowhere.
     """
     drawn = drawn_rows(frame, catalogue, grid)
     return {
@@ -192,7 +186,7 @@ def _value(
         return counts
     wanted = deterministic(chosen, len(catalogue))
     (found,) = every_estimate(log, [wanted], behaviour, CONFIDENCE)
-    return {**counts, **{name: each.to_json() for name, each in found.items()}}
+    return counts | {name: each.to_json() for name, each in found.items()}
 
 
 def drawn_rows(frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid) -> pl.DataFrame:

@@ -1,20 +1,49 @@
-"""Pages, tables in a terminal and sentences: Jinja templates over what a command found.
+"""Pages, tables in a terminal, sentences and figures: Jinja templates over what a command found.
 
-A page is one self-contained HTML file: no script, no fetch.
+A page is one self-contained HTML file: no script, no fetch. In figures, SVG, nothing is told by
+colour alone: cells hold letters and numbers, lines have dashes and markers. Time is told as per
+cent of NCCL's own that is saved.
 """
 
+import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
+from itertools import cycle
 from pathlib import Path
-from typing import Any
+from string import ascii_uppercase
+from typing import Any, Final
 
 import jinja2
+import matplotlib as mpl
+import polars as pl
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
 
 from dynamiccl import cli
-from dynamiccl.sizes import bin_center_bytes, size_label
+from dynamiccl.datasets.splits import Split
+from dynamiccl.evaluate.baselines import FAMILY
+from dynamiccl.nccl import ABSTAIN
+from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes, size_label
 from dynamiccl.train.options import wide_stdout
+
+mpl.use("Agg")
+#: Lines are told apart by dashes and markers, not by colour alone.
+_LINES: Final = (("-", "o"), ("--", "s"), ("-.", "^"), (":", "v"), ("-", "D"), ("--", "x"))
+#: Policies of which a plot has a line; more lines than six nobody tells apart.
+_MOST_POLICIES: Final = 4
+#: Ink on a pale fill, whatever the page's colours.
+_DARK: Final = "#111111"
+_WHITE: Final = (1.0, 1.0, 1.0, 1.0)
+#: Pale fills, so that letters and figures stand out.
+_FILLS: Final = ("#cfe2f3", "#fce5cd", "#d9ead3", "#f4cccc", "#d9d2e9", "#fff2cc", "#d0e0e3")
+_OWN: Final = ("·", "#e6e6e6")
+#: Rows of cells at most in one picture; more would not be legible.
+_MOST_ROWS: Final = 28
+#: Maximum number of points of a job's line; more calls are averaged over windows.
+_MAX_POINTS: Final = 600
 
 
 def render(name: str, told: Mapping[str, Any]) -> str:
@@ -38,10 +67,7 @@ def show_result(name: str, told: Mapping[str, Any], document: object, *, as_json
 
 
 def write_page(out: Path, page: str, data: Any, told: Mapping[str, Any]) -> Path:
-    """Write `page`.json, `data`, and `page`.html into `out`; returns the path of the latter.
-
-    The page's template has what `told` holds.
-    """
+    """Write `data` as PAGE.json, and PAGE.html of what is `told`; the path of the latter."""
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{page}.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
     path = out / f"{page}.html"
@@ -95,3 +121,171 @@ def saved_text(mean: float, interval: Sequence[float] | None = None) -> str:
     """
     first, *ends = (f"{round(100.0 * each, 1) + 0.0:.1f}" for each in (mean, *(interval or ())))
     return f"{first} ({' to '.join(ends)})" if ends else first
+
+
+def draw_map(drawn: pl.DataFrame, names: Sequence[str]) -> str:
+    """What is best at which size, and below it what each of `names` chooses, family by family.
+
+    `drawn` are `metrics.result_rows` of one system. A cell has the letter of algorithm and
+    protocol, and the per cent of time saved; a dot where the choice is NCCL's own, or the best is
+    not faster beyond the noise.
+    """
+    shown = ("oracle", *names)
+    families = drawn.filter(policy="oracle").group_by(FAMILY, maintain_order=True).len()
+    most = max(1, _MOST_ROWS // len(shown))
+    kept = families.sort("len", descending=True, maintain_order=True).head(most)
+    band = pl.col("noise_band").fill_null(0.0)
+    is_own = (pl.col("chosen_config") == ABSTAIN.key) | (
+        (pl.col("policy") == "oracle") & (pl.col("gain") <= band / (1.0 + band))
+    )
+    kind = pl.col("chosen_config").str.split("/").list.head(2).list.join("/")
+    cells = drawn.filter(pl.col("policy").is_in(shown)).with_columns(
+        kind=pl.when(~is_own).then(kind)
+    )
+    cells = cells.join(kept, on=FAMILY, how="semi", nulls_equal=True, maintain_order="left")
+    kinds = sorted(cells["kind"].drop_nulls().unique())
+    # Of NCCL's seven algorithms and three protocols no letter comes twice.
+    marks = zip(ascii_uppercase, cycle(_FILLS), strict=False)
+    looks = dict(zip(kinds, marks, strict=False))
+    one_version = drawn["nccl_version"].n_unique() == 1
+    rows = []
+    for _, family in cells.group_by(FAMILY, maintain_order=True):
+        title = _title(family.row(0, named=True), short=one_version)
+        for name in shown:
+            label = f"{title}: best measured" if name == "oracle" else name
+            rows.append((label, family.filter(policy=name).to_dicts()))
+    sizes = sorted(set(cells["size_bytes"]))
+    tops = [0.26 * level + 0.16 * (level // len(shown)) for level in range(len(rows))]
+    width = 0.34 if len(sizes) <= 28 else 0.26
+    longest = max(len(label) for label, _ in rows)
+    inches = (0.7 + 0.075 * longest + width * max(len(sizes), 14), 1.3 + tops[-1])
+    figure = Figure(figsize=inches, layout="constrained")
+    axes = figure.subplots()
+    for top, (_, tasks) in zip(tops, rows, strict=True):
+        for task in tasks:
+            at = sizes.index(task["size_bytes"])
+            mark, fill = looks.get(task["kind"], _OWN)
+            # Per cent without decimals; never -0.
+            text = mark if task["kind"] is None else f"{mark} {round(100 * task['gain']) + 0:d}"
+            axes.add_patch(Rectangle((at, top), 1.0, 0.25, fc=fill, ec="white", lw=0.8))
+            look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 6.5}
+            axes.text(at + 0.5, top + 0.125, text, color=_DARK, **look)
+    axes.set_xlim(0, len(sizes))
+    axes.set_ylim(tops[-1] + 0.27, -0.02)
+    axes.set_yticks([top + 0.125 for top in tops], [label for label, _ in rows], fontsize=8)
+    tested = set(drawn.filter(split=Split.TEST.value)["size_bytes"])
+    labels = [f"{size_label(size)}{' *' if size in tested else ''}" for size in sizes]
+    axes.set_xticks([at + 0.5 for at in range(len(sizes))], labels, rotation=90, fontsize=8)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    legend = [(f"{mark}  {each}", fill) for each, (mark, fill) in looks.items()]
+    legend.append(("·  NCCL's own choice, or as fast within the noise", _OWN[1]))
+    handles = [Patch(label=label, facecolor=fill) for label, fill in legend]
+    figure.legend(handles=handles, loc="outside lower left", fontsize=8, ncols=4, frameon=False)
+    return _svg(figure)
+
+
+def draw_gains(drawn: pl.DataFrame, names: Sequence[str], simple: str) -> str:
+    """Time saved by octave of the size, the mean over families that have sizes there.
+
+    A line for each of `names`, the baseline `simple` and the best measured config of `drawn`, as in
+    `draw_map`; the mean noise band as a hatched bar, an asterisk for octaves with test tasks.
+    """
+    octave = pl.col("bin") // BINS_PER_OCTAVE
+    means = pl.col("gain", "noise_band").mean()
+    by_family = drawn.group_by("policy", *FAMILY, octave=octave).agg(means)
+    by_octave = by_family.group_by("policy", "octave").agg(means).sort("octave")
+    octaves = by_octave["octave"].unique().sort().to_list()
+    figure = Figure(figsize=(8.6, 3.4), layout="constrained")
+    axes = figure.subplots()
+    lines = [*names[:_MOST_POLICIES], simple, "oracle"]
+    for index, (name, (dashes, marker)) in enumerate(zip(lines, _LINES, strict=False)):
+        line = by_octave.filter(policy=name)
+        at = [octaves.index(each) for each in line["octave"]]
+        label = "best measured" if name == "oracle" else name
+        look: dict[str, Any] = {"linestyle": dashes, "marker": marker, "markersize": 4.5}
+        width = 2.2 if index == 0 else 1.2
+        axes.plot(at, 100 * line["gain"], label=label, linewidth=width, **look)
+    known = by_octave.filter(policy="oracle").drop_nulls("noise_band")
+    if known.height:
+        axes.set_ylim(axes.get_ylim())  # the band may be larger than all that is drawn
+        slower, faster = 100 * known["noise_band"], 100 * (1 - 1 / (1 + known["noise_band"]))
+        at = [octaves.index(each) for each in known["octave"]]
+        look = {"facecolor": "#88888833", "edgecolor": "#999999", "hatch": "///", "linewidth": 0}
+        axes.bar(at, slower + faster, 1.0, -slower, label="within the noise band", zorder=0, **look)
+    tested = set(drawn.filter(split=Split.TEST.value).select(octave)["bin"])
+    labels = [size_label(1 << each) + (" *" if each in tested else "") for each in octaves]
+    axes.set_xticks(range(len(octaves)), labels, rotation=90, fontsize=8)
+    axes.set_xlabel("message size, by octave")
+    axes.set_ylabel("time saved (%)")
+    axes.grid(visible=True, alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize=8)
+    return _svg(figure)
+
+
+def draw_courses(courses: Mapping[str, pl.DataFrame]) -> str:
+    """One strip a row: measured time against NCCL's true time at the same calls, smoothed.
+
+    Grey is the slowdown by links and host; below each strip are alarms (|) and changes (+).
+    """
+    figure = Figure(figsize=(9.6, 0.9 + 1.25 * len(courses)), layout="constrained")
+    strips = figure.subplots(len(courses), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    for axes, (name, course) in zip(strips, courses.items(), strict=True):
+        width = max(course.height // _MAX_POINTS, 1)
+        calls = course.with_row_index("call").with_columns(window=pl.col("call") // width)
+        line = calls.group_by("window", maintain_order=True).agg(
+            pl.col("call").median(),
+            ratio=(pl.col("measured_us") / pl.col("default_us")).log().mean().exp(),
+            slowdown=pl.col("slowdown").max(),
+        )
+        shade = axes.twinx()
+        look: dict[str, Any] = {"color": "#8a94a3", "alpha": 0.35, "step": "mid", "linewidth": 0}
+        shade.fill_between(line["call"], 1.0, line["slowdown"], **look)
+        shade.set(yscale="log", ylim=(1.0, 16.0))
+        shade.set_yticks([])
+        shade.minorticks_off()
+        axes.set_zorder(shade.get_zorder() + 1)
+        axes.patch.set_visible(False)
+        axes.plot(line["call"], line["ratio"], color="#3b78d8", linewidth=0.9)
+        axes.axhline(1.0, color="black", linewidth=0.6, linestyle=":")
+        began, changed = (calls.filter(each)["call"] for each in ("alarm", "changed"))
+        changed = changed[:: max(len(changed) // _MAX_POINTS, 1)]
+        axes.plot(began, [0.42] * len(began), "|", color="#d9473c", markersize=7)
+        axes.plot(changed, [0.34] * len(changed), "+", color="#7a7a7a", markersize=3)
+        axes.set(yscale="log", ylim=(0.3, 4.0))
+        axes.set_yticks([0.5, 1.0, 2.0], ["50 % less", "the same", "100 % more"])
+        axes.minorticks_off()
+        axes.set_title(name, fontsize=9, loc="left", pad=2)
+    strips[-1].set_xlabel("call of the job")
+    figure.supylabel("time, against NCCL's own choice", fontsize=9)
+    return _svg(figure)
+
+
+def _svg(figure: Figure) -> str:
+    """The figure as an SVG element; the same figure gives the same text.
+
+    For light and dark pages: no white ground, and black takes the page's ink. What stands on a fill
+    of its own has to say its colour, _DARK.
+    """
+    figure.patch.set_visible(False)
+    for axes in figure.axes:
+        if axes.get_facecolor() == _WHITE:
+            axes.patch.set_visible(False)
+    for legend in figure.legends:
+        legend.get_frame().set_visible(False)
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dynamiccl"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = re.sub(r"(stroke|fill): #000000", r"\1: currentColor", text)
+    return text[text.index("<svg") :]
+
+
+def _title(row: Mapping[str, object], *, short: bool) -> str:
+    """A title for a family of tasks, without NCCL's version if `short`."""
+    words = [str(row["collective"]), f"{row['num_nodes']} x {row['ranks_per_node']} ranks"]
+    if row["launch_profile"] != "default":
+        words.append(f"launch profile {row['launch_profile']}")
+    if row["nccl_version"] and not short:
+        words.append(f"NCCL {row['nccl_version']}")
+    return ", ".join(words)

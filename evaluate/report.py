@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import polars as pl
@@ -39,16 +38,14 @@ from dynamiccl.evaluate.baselines import (
     NamedPolicy,
     make_policies,
 )
-from dynamiccl.evaluate.figures import draw_gains, draw_map
 from dynamiccl.evaluate.metrics import SCALE, result_rows, summarise
 from dynamiccl.evaluate.ope import CONFIDENCE, logged_values
-from dynamiccl.evaluate.page import render, say
+from dynamiccl.evaluate.page import draw_gains, draw_map, render, say
 from dynamiccl.nccl import ABSTAIN
 from dynamiccl.train import tracking
 from dynamiccl.train.policy import TorchPolicy
 
 SUMMARY_NAME: Final = "summary.json"
-NO_RUNS: Final[Mapping[str, str]] = MappingProxyType({})
 #: Every figure of the page as a file of its own, below the report.
 FIGURES_FOLDER: Final = "figures"
 
@@ -83,15 +80,14 @@ def make_report(
     data_dir: Path,
     policies: Sequence[tuple[str, Path]],
     out: Path,
-    runs: Mapping[str, str] = NO_RUNS,
+    runs: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Report:
     """Score `policies` (name, policy directory) and the baselines on the test tasks of a data set.
 
-    What is for test is what the policies were neither trained nor validated on; UserError where
-    they differ in that. `runs` are the ids of runs by name of a policy; `progress` is told of
-    policies done, and of all. Raises what reading data and policies raises, and NotEnoughData when
-    no task can be scored.
+    Test tasks are what the policies were neither trained nor validated on; UserError where they
+    differ in that. `runs`: run ids by policy name; `progress` is told of policies done, and of all.
+    Raises what reading data and policies raises, and NotEnoughData when no task can be scored.
     """
     learned = [(name, TorchPolicy.load(path)) for name, path in policies]
     names = [name for name, _ in policies]
@@ -102,9 +98,9 @@ def make_report(
     test = task_grid(frame, catalogue, [Split.TEST])
     if test.tasks.is_empty():
         raise NotEnoughData(
-            f"{data_dir} has no test task to score: none of {test.unscored.height} tasks that are "
-            f"held out for it ({parts.text()}) has the default and two forced configs measured; "
-            f"rows in no task: {left_out_text(left_out)}"
+            f"{data_dir} has no test task to score: none of {test.unscored.height} tasks held out "
+            f"for it ({parts.text()}) has the default and two forced configs measured; rows in no "
+            f"task: {left_out_text(left_out)}"
         )
     training, validation, whole = (
         task_grid(frame, catalogue, part) for part in ([Split.TRAIN], [Split.VALIDATION], [*Split])
@@ -149,6 +145,7 @@ def make_report(
         "results": str(out / "results.parquet"),
         "page": str(out / "report.html"),
     }
+    reasons = test.unscored.group_by("system", "unscored", "collective", maintain_order=True)
     header = {
         **told,
         "names": names,
@@ -158,12 +155,10 @@ def make_report(
             for other in names[1:]
             for system in systems
         ],
-        "unscored": test.unscored.group_by("system", "unscored", "collective", maintain_order=True)
-        .len()
-        .rows(),
+        "unscored": reasons.len().rows(),
         "confidence": CONFIDENCE,
         "folders": dict(policies),
-        "run_ids": runs,
+        "run_ids": runs or {},
         **_sources(data_dir, everything),
         "manifests": {name: policy.manifest for name, policy in learned},
     }
@@ -232,9 +227,8 @@ def _scores(
 def facts_of(mine: pl.DataFrame) -> dict[str, Any]:
     """Where a policy is faster than NCCL's own choice, and where slower, beyond the noise.
 
-    `mine`: its `result_rows` of one system. Group shapes of a size count together: it is faster if
-    one is, and none slower. Of sizes at which it is neither: whether it acts, and the most that a
-    measured config would save.
+    `mine`: its `result_rows` of one system. A size is faster if one of its group shapes is, and
+    none slower. Of the others: whether it acts, and the most that a measured config would save.
     """
     # Slower: time / NCCL's own - 1 over the band. Faster: NCCL's own / time - 1 over it.
     least = pl.col("noise_band").fill_null(0.0)
@@ -273,25 +267,20 @@ def _ranges(sizes: pl.DataFrame, flag: str, amount: str) -> list[dict[str, Any]]
         runs = groupby(part.select("size_bytes", flag).rows(), key=lambda row: row[1])
         ranges = [[size for size, _ in run] for is_one, run in runs if is_one]
         if ranges:
-            told = {
-                "collective": collective,
-                "ranges": [(run[0], run[-1]) for run in ranges],
-                "count": sum(map(len, ranges)),
-                "of": part.height,
-                "most": part.filter(flag)[amount].max(),
-            }
-            found.append(told)
+            count = {"count": sum(map(len, ranges)), "of": part.height}
+            ends = [(run[0], run[-1]) for run in ranges]
+            most = part.filter(flag)[amount].max()
+            found.append({"collective": collective, "ranges": ends, "most": most, **count})
     return found
 
 
 def simple_tables(scores: Mapping[str, Any], names: Sequence[str]) -> list[dict[str, Any]]:
     """Summaries of baselines with no more information than a policy, the best first.
 
-    Excluded are the search, which measures the test task, the oracle, which knows it, and random
-    choices.
+    Neither the search, which measures the test task, nor what is shown for scale.
     """
-    others = [s for s in scores.values() if s["probes"] == 0.0]
-    simple = [s for s in others if s["policy"] not in {*names, *SCALE}]
+    left_out = {*names, *SCALE}
+    simple = [s for s in scores.values() if not s["probes"] and s["policy"] not in left_out]
     return sorted(simple, key=lambda each: -each["gain"])
 
 
@@ -314,8 +303,8 @@ def verdict_of(name: str, scores: Mapping[str, Any], names: Sequence[str]) -> st
 def changes_of(drawn: pl.DataFrame, first: str, other: str) -> dict[str, Any]:
     """What would change on a system if `other` were promoted in place of the `first` policy.
 
-    `drawn`: the `result_rows` of a system. `tasks` are those for which they choose otherwise:
-    TASK_COLUMNS, `split`, the configs `before` and `after`, and the share of time `saved`.
+    `tasks` are the `result_rows` for which they choose otherwise: TASK_COLUMNS, `split`, the
+    configs `before` and `after`, and the share of time `saved`.
     """
     key = ["task", *TASK_COLUMNS, "split"]
     before = drawn.filter(policy=first).select(*key, before="chosen_config", us="chosen_us")

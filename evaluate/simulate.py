@@ -9,6 +9,7 @@ N jobs, A actions of the player's own world.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
@@ -21,8 +22,7 @@ from dynamiccl.datasets.features import Observations
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.drawn_worlds import Floats
 from dynamiccl.errors import UserError
-from dynamiccl.evaluate.figures import draw_courses
-from dynamiccl.evaluate.page import render, saved_text, write_page
+from dynamiccl.evaluate.page import draw_courses, render, saved_text, write_page
 from dynamiccl.nccl import ABSTAIN, Config
 from dynamiccl.serve.search.autoccl import AutoCcl, Choice, Key, SearchSpace, Tuner, is_disturbed
 from dynamiccl.serve.search.policy_search import PolicySearch, Prior, predicted
@@ -44,7 +44,6 @@ SEARCH: Final = "AutoCCL search"
 #: Jobs used to find the best fixed choices, with seeds not used in the comparison.
 _PILOT_SEEDS: Final = (1_000_001, 1_000_002)
 _PILOT_STEPS: Final = 4_000
-
 #: A call counts as slower than NCCL's choice in the same state beyond this factor.
 SLOWER: Final = 0.01
 #: A gain of the oracle that would be something; below it there is nothing to gain.
@@ -52,6 +51,9 @@ _WORTH_GAINING: Final = 0.03
 
 Actions = npt.NDArray[np.int64]
 MakeWatch = Callable[[], Watch]
+Progress = Callable[[int], None]
+#: Chooses (N,) actions by the jobs' state.
+Rule = Callable[[JobCalls], Actions]
 
 
 class Player(Protocol):
@@ -67,9 +69,9 @@ class Player(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ruled(Player):
-    """Takes (N,) actions that a rule says of the jobs' state: a table, or the oracle."""
+    """Follows a rule: a table, or the oracle."""
 
-    rule: Callable[[JobCalls], Actions]
+    rule: Rule
 
     def act(self, observation: Mapping[str, Any], env: JobCalls) -> Actions:  # noqa: ARG002
         """The rule's actions."""
@@ -78,16 +80,14 @@ class Ruled(Player):
 
 def _fastest(env: JobCalls) -> Actions:
     """The config with the smallest true time of the next call, without switching costs."""
-    found: Actions = np.nanargmin(env.jobs.oracle_us(), axis=1).astype(np.int64)
-    return found
+    return np.asarray(np.nanargmin(env.jobs.oracle_us(), axis=1))
 
 
 class Learned(Player):
     """A trained policy on live observations, as the leader's brain asks it.
 
-    A brain decides again only when the last decision is in force: so a task key is asked about
-    when that many calls of its job have passed since it was asked about, and not at every call.
-    A state that the policy has lives as long as the job.
+    A brain decides again only when its last decision is in force: a task key is asked about when
+    so many calls of its job have passed since it was. A policy's state lives as long as the job.
     """
 
     def __init__(self, policy: TorchPolicy, env: JobCalls) -> None:
@@ -164,7 +164,8 @@ class Setting:
     workload: Workload
     scenario: Scenario
     calls: int
-    jobs: int
+    #: At once, for each seed.
+    jobs: int = 4
 
     def world(self, configs: Sequence[Config]) -> World:
         """The world with a catalogue's configs."""
@@ -178,7 +179,7 @@ class Contender:
     name: str
     world: World
     tables: Tables
-    make: Callable[[JobCalls, int], Player]
+    make: Callable[[JobCalls], Player]
     make_watch: MakeWatch | None = None
     #: Whether the player needs observations, which cost time.
     observes: bool = False
@@ -187,15 +188,15 @@ class Contender:
     #: Whether it plays, or starts a search from, a trained policy.
     trained: bool = False
 
-    def prepare(self, setting: Setting, seed: int) -> tuple[JobCalls, Player]:
-        """The environment and the player for one seed."""
+    def prepare(self, setting: Setting) -> tuple[JobCalls, Player]:
+        """A new environment and player."""
         course = Course(
             episode_calls=setting.calls,
             delay_calls=0 if self.at_once else delay_calls(self.world),
             observed=self.observes,
         )
         env = JobCalls(self.world, self.tables, setting.jobs, course, self.make_watch)
-        return env, self.make(env, seed)
+        return env, self.make(env)
 
 
 def simple_contenders(setting: Setting) -> list[Contender]:
@@ -211,18 +212,15 @@ def simple_contenders(setting: Setting) -> list[Contender]:
         "best table of all states": np.nanargmin(mean_us, axis=1),
     }
 
-    def table(chosen: Actions) -> Callable[[JobCalls, int], Player]:
-        return lambda _env, _seed: Ruled(lambda env: chosen[env.jobs.key])
-
-    def oracle(_env: JobCalls, _seed: int) -> Player:
-        return Ruled(_fastest)
+    def table(chosen: Actions) -> Callable[[JobCalls], Player]:
+        return lambda _env: Ruled(lambda env: chosen[env.jobs.key])
 
     row = partial(Contender, world=world, tables=tables)
     return [
         *(row(name, make=table(chosen), at_once=True) for name, chosen in fixed.items()),
         row(SEARCH, make=_autoccl),
-        row(DELAYED, make=oracle),
-        row(ORACLE, make=oracle, at_once=True),
+        row(DELAYED, make=lambda _env: Ruled(_fastest)),
+        row(ORACLE, make=lambda _env: Ruled(_fastest), at_once=True),
     ]
 
 
@@ -234,36 +232,28 @@ def policy_contenders(
     world = setting.world(known.actions().configs)
     tables = Tables.of(world, known.launch_profiles, known.noise_table(), known.cost_table())
     made = partial(Contender, world=world, tables=tables, make_watch=make_watch, trained=True)
-
-    def learned(env: JobCalls, _seed: int) -> Player:
-        return Learned(policy, env)
-
+    learned = partial(made, make=partial(Learned, policy), observes=True)
     if make_watch is None:
-        return [made(name, make=learned, observes=True)]
+        return [learned(name)]
     spaces = search_spaces(world)
-    said = cold_predictions(policy, tables)
+    # A policy's log(time / NCCL's own choice) for every task key without history.
+    q = policy.values(Observations.cold(tables.context.copy()), tables.mask)
     priors: dict[Key, Prior] = {
-        key: Prior.of_policy(spaces[key], call.size_bytes, said[key])
+        key: Prior.of_policy(spaces[key], call.size_bytes, predicted(q[key]))
         for key, call in enumerate(world.keys)
     }
 
-    def search(env: JobCalls, _seed: int) -> Player:
+    def search(env: JobCalls) -> Player:
         tuners = [PolicySearch(spaces.__getitem__, priors.__getitem__) for _ in range(env.num_envs)]
         return Searching(tuners, alarmed=True)
 
     return [
-        made(f"{name} + Trigger", make=learned, observes=True),
+        learned(f"{name} + Trigger"),
         made(f"search from {name} + Trigger", make=search),
     ]
 
 
-def cold_predictions(policy: TorchPolicy, tables: Tables) -> list[Floats]:
-    """A policy's log(time / NCCL's own choice) for every task key without history, (A,) each."""
-    q = policy.values(Observations.cold(tables.context.copy()), tables.mask)
-    return [predicted(row) for row in q]
-
-
-def _autoccl(env: JobCalls, _seed: int) -> Player:
+def _autoccl(env: JobCalls) -> Player:
     spaces = search_spaces(env.world)
     tuners = [AutoCcl(spaces.__getitem__) for _ in range(env.num_envs)]
     return Searching(tuners, alarmed=False)
@@ -272,14 +262,12 @@ def _autoccl(env: JobCalls, _seed: int) -> Player:
 def search_spaces(world: World) -> dict[Key, SearchSpace]:
     """The search space of each task key; it begins with NCCL's own knobs."""
     choices = [Choice(config) for config in world.configs]
-    return {
-        key: SearchSpace(
-            choices,
-            np.flatnonzero(world.mask[key]).tolist(),
-            default_runs=Choice(world.system.resolve(call, ABSTAIN)),
-        )
-        for key, call in enumerate(world.keys)
-    }
+    spaces: dict[Key, SearchSpace] = {}
+    for key, call in enumerate(world.keys):
+        own = Choice(world.system.resolve(call, ABSTAIN))
+        able = np.flatnonzero(world.mask[key]).tolist()
+        spaces[key] = SearchSpace(choices, able, default_runs=own)
+    return spaces
 
 
 def best_fixed(world: World, times_us: Floats) -> Actions:
@@ -335,9 +323,9 @@ def roll_out(
     player: Player,
     *,
     seed: int,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = lambda _calls: None,
 ) -> Totals:
-    """Run one episode of the environment; `progress` is called with numbers of calls."""
+    """Run one episode of the environment; every thousand calls `progress` is told of them."""
     observation = env.reset(seed)
     calls, jobs = env.course.episode_calls, env.num_envs
     total, job, oracle = np.zeros((3, jobs))
@@ -357,7 +345,7 @@ def roll_out(
         alarms += env.alarm_began
         seen = (ran.action, ran.changed, ran.measured_us, usual, env.level, env.alarm_began)
         course.append((*(each[0].item() for each in seen), float(worst)))
-        if progress is not None and (call + 1) % 1000 == 0:
+        if (call + 1) % 1000 == 0:
             progress(1000)
     names = ("action", "changed", "measured_us", "default_us", "level", "alarm", "slowdown")
     first = pl.DataFrame(course, schema=names, orient="row", infer_schema_length=1)
@@ -368,16 +356,14 @@ def play(
     setting: Setting,
     contenders: Sequence[Contender],
     seeds: Sequence[int],
-    progress: Callable[[int], None] | None = None,
+    progress: Progress = lambda _calls: None,
 ) -> dict[str, list[Totals]]:
     """The totals of every contender with every seed; of the first seed the course, too."""
     played: dict[str, list[Totals]] = {}
-    for contender in contenders:
-        for seed in seeds:
-            env, player = contender.prepare(setting, seed)
-            total = roll_out(env, player, seed=seed, progress=progress)
-            kept = total if seed == seeds[0] else replace(total, course=None)
-            played.setdefault(contender.name, []).append(kept)
+    for contender, seed in product(contenders, seeds):
+        total = roll_out(*contender.prepare(setting), seed=seed, progress=progress)
+        kept = total if seed == seeds[0] else replace(total, course=None)
+        played.setdefault(contender.name, []).append(kept)
     return played
 
 
@@ -423,10 +409,9 @@ Row = dict[str, Any]
 def make_row(name: str, totals: Sequence[Totals], default: Sequence[Totals], calls: int) -> Row:
     """The metrics of a contender; `default` are the totals of NCCL's choice, by seed.
 
-    Shares are fractions, times true and with config changes. `seconds` and `seed_seconds` are those
-    of one job's calls; `over_default` is time / NCCL's own - 1, below 0 is faster, and
-    `job_over_default` the same of whole jobs, compute included. `regret` is time / fastest config
-    of each call - 1, where changes cost nothing: the oracle's own row is above 0, as it pays.
+    Times are true, config changes included; `seconds` and `seed_seconds` of one job's calls,
+    `over_default` is time / NCCL's own - 1, and `job_over_default` the same of whole jobs, compute
+    included. `regret` is time / fastest config of each call - 1, where changes cost nothing.
     """
     all_calls = calls * sum(len(each.total_us) for each in totals)
 
@@ -517,7 +502,7 @@ def simulate(
             )
         contenders += policy_contenders(setting, name, policy, None)
         if trigger is not None:
-            from dynamiccl.train.trigger.detector import Detector
+            from dynamiccl.train.trigger import Detector
 
             watch = partial(Detector.load, trigger)
             contenders += policy_contenders(setting, name, policy, watch)
@@ -527,18 +512,6 @@ def simulate(
         played = play(setting, contenders, seeds, lambda count: progress.update(bar, advance=count))
     trained = frozenset(each.name for each in contenders if each.trained)
     found = conclude(setting, played, trained)
-    write_simulation(found, played, trained, delay_calls(contenders[0].world), out)
-    return found
-
-
-def write_simulation(
-    found: Comparison,
-    played: Mapping[str, Sequence[Totals]],
-    trained: frozenset[str],
-    delay: int,
-    out: Path,
-) -> Path:
-    """Write page, results and the course of a job into `out`; the page's path."""
     first = {name: each[0].course for name, each in played.items()}
     drawn = {*trained, SEARCH, ORACLE}
     svg = draw_courses({n: c for n, c in first.items() if n in drawn and c is not None})
@@ -548,11 +521,11 @@ def write_simulation(
     header = {
         **found,
         "trained": trained,
-        "delay": delay,
+        "delay": delay_calls(contenders[0].world),
         "course": svg,
         "reach": reach,
         "at": lambda over: 50.0 - 48.0 * min(max(over / reach, -1.0), 1.0),
     }
-    path = write_page(out, "simulate", to_json(found), header)
+    write_page(out, "simulate", to_json(found), header)
     (out / "timeline.svg").write_text(svg, encoding="utf-8")
-    return path
+    return found

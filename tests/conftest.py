@@ -193,7 +193,7 @@ def gated_dir(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
     def gate(folder: Path) -> None:
         from dynamiccl.datasets.store import read
-        from dynamiccl.evaluate.gate.gate import pass_gate, write_gated
+        from dynamiccl.evaluate.gate import pass_gate, write_gated
         from dynamiccl.train.policy import TorchPolicy
 
         text = SWEEP.replace('name = "tiny"', 'name = "fresh"').replace("cycles = 3", "cycles = 8")

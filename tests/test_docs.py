@@ -1,5 +1,6 @@
 """Documents that are checked: links between pages, the files they name, their length, variables."""
 
+import json
 import re
 from importlib import import_module
 from pathlib import Path
@@ -100,4 +101,6 @@ def test_every_make_target_of_the_pages_exists() -> None:
 def test_the_page_of_results_is_that_of_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     tables = import_module("learning_tables")
-    assert tables.page() == tables.PAGE.read_text(encoding="utf-8"), "run learning_tables.py"
+    text, shown = tables.page(tables.FIGURES)
+    assert text == tables.PAGE.read_text(encoding="utf-8"), "run learning_tables.py"
+    assert shown == json.loads(tables.FIGURES.read_text(encoding="utf-8"))

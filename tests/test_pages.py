@@ -19,7 +19,7 @@ import pytest
 
 from dynamiccl.datasets import store
 from dynamiccl.train.policy import save_script
-from dynamiccl.train.trigger.module import TriggerModule
+from dynamiccl.train.trigger import TriggerModule
 from tests.calls import call, calls_table
 from tests.cli.in_process import run
 from tests.data_sets import with_few_channels
@@ -63,7 +63,7 @@ ADDED: Final = {
     r"dynamiccl-train fit .*a3c": PLAYED,
     r"dynamiccl-train fit": SHORT,
     r"dynamiccl-train study": f"{SHORT} --seeds 1 --jobs 1",
-    r"dynamiccl-evaluate simulate": "--calls 300 --jobs 1 --seeds 1",
+    r"dynamiccl-evaluate simulate": "--calls 300 --seeds 1",
     r"dynamiccl-deploy install": "--ungated",
     r"dynamiccl-deploy bind": "--fingerprint gpu=none*0;mig=0;nic=socket*1;nccl=22907",
     r"dynamiccl-deploy table": "artifact --ranks 32 --nodes 4",

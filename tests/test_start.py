@@ -212,6 +212,6 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     with contextlib.chdir(tmp_path):
         exec(compile("\n".join(cells), "notebook", "exec"), names)
     scores, artifact = cast(pl.DataFrame, names["scores"]), cast(Artifact, names["artifact"])
-    assert {"regret", "time_over_default", "slower"} <= set(scores.columns)
+    assert {"saved", "slower"} <= set(scores.columns)
     assert "size bins" in artifact.in_short
     assert (tmp_path / "report" / "report.html").is_file()

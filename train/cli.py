@@ -47,7 +47,7 @@ if TYPE_CHECKING:  # it imports torch, which takes seconds
 
     from dynamiccl.train.fit import FitSummary
     from dynamiccl.train.study import StudySummary
-    from dynamiccl.train.trigger.fit import TriggerSummary
+    from dynamiccl.train.trigger_fit import TriggerSummary
 
 
 #: Two threads on a busy core spin against each other: trials side by side take one each.
@@ -219,7 +219,7 @@ def trigger_command(
     """
     cli.configure_logging(verbose=False)
     _check_data(data)
-    from dynamiccl.train.trigger.fit import fit_trigger
+    from dynamiccl.train.trigger_fit import fit_trigger
 
     with open_bar() as bar:
         task = bar.add_task("reading", total=None)

@@ -35,7 +35,7 @@ from dynamiccl.errors import NotEnoughData
 from dynamiccl.train.networks import COST_KNOWN, LOG_COST, ActionFeatures, Network
 from dynamiccl.train.policy import PolicyModule, forward
 from dynamiccl.train.recipe import Recipe
-from dynamiccl.train.trigger.detector import Detector, interference_levels, level_shares_of
+from dynamiccl.train.trigger import Detector, interference_levels, level_shares_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class TrainingData:
     #: Of the calls of jobs, where the data set has any that can be learnt from.
     sequences: Steps | None
     sequence_counts: dict[str, int] | None
-    #: How much of an interference level slows each cell (train/trigger/detector.py), for a
+    #: How much of an interference level slows each cell (train/trigger.py), for a
     #: recipe that looks at costs; None without a Trigger, or without calls.
     level_shares: pl.DataFrame | None
     #: The validation tasks.

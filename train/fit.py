@@ -33,13 +33,13 @@ from dynamiccl.drawn_worlds import Floats
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.files import replacing
 from dynamiccl.train import tracking
-from dynamiccl.train.cautious.fit import Calibration, fit_tables
+from dynamiccl.train.cautious_fit import Calibration, fit_tables
 from dynamiccl.train.data import TrainingData, base_residuals, load_data
 from dynamiccl.train.loop import Loop, read_state
 from dynamiccl.train.networks import ActionInputs, Network
 from dynamiccl.train.policy import PolicyModule, StatefulPolicyModule, forward, save_script
 from dynamiccl.train.recipe import CAUTIOUS, ONLINE, Recipe
-from dynamiccl.train.trigger.detector import copy_trigger
+from dynamiccl.train.trigger import copy_trigger
 
 #: After each epoch: the steps done, their total, and the epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]

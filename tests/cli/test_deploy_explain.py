@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.datasets import store
-from dynamiccl.evaluate.gate.gate import pass_gate, write_gated
+from dynamiccl.evaluate.gate import pass_gate, write_gated
 from dynamiccl.train.policy import TorchPolicy
 from tests.calls import call, calls_table, traced
 from tests.cli.conftest import Shell, refused

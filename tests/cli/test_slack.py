@@ -23,8 +23,8 @@ from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import measurements_table
 from dynamiccl.errors import UserError
 from dynamiccl.evaluate.baselines import LearnedPolicy
-from dynamiccl.evaluate.gate.evidence import Verdict
-from dynamiccl.evaluate.gate.gate import abstaining_cells, let_bins_between_pass
+from dynamiccl.evaluate.evidence import Verdict
+from dynamiccl.evaluate.gate import abstaining_cells, let_bins_between_pass
 from dynamiccl.serve.artifact import open_artifact
 from dynamiccl.serve.brain import POLICIES
 from dynamiccl.serve.export import verify_artifact

@@ -14,7 +14,7 @@ from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.datasets.reward import with_interfered_reference, with_reference
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.steps import training_noise
-from dynamiccl.train.trigger.module import TriggerModule
+from dynamiccl.train.trigger import TriggerModule
 from tests.datasets.test_episodes import build, grid, tag, trained, window_times
 from tests.rows import default, forced, frame
 from tests.splits import split_of

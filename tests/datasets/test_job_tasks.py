@@ -10,7 +10,7 @@ import pytest
 from dynamiccl.datasets.job_tasks import losses_at, losses_of, near, placed_calls
 from dynamiccl.datasets.manifest import JobTask, Losses
 from dynamiccl.datasets.objective import change_of_task_us
-from dynamiccl.evaluate.job.calls import job_of
+from dynamiccl.evaluate.job_calls import job_of
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.sizes import size_bin
 from tests.calls import calls_frame, traced

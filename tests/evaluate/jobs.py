@@ -6,9 +6,8 @@ from typing import Any, Final
 import polars as pl
 
 from dynamiccl.datasets.schema import STEPS
-from dynamiccl.evaluate.job.answer import Answer, answer
-from dynamiccl.evaluate.job.calls import Job, job_of
-from dynamiccl.evaluate.job.gains import Measured
+from dynamiccl.evaluate.job import Answer, answer
+from dynamiccl.evaluate.job_calls import Job, Measured, job_of
 from tests.calls import calls_frame, traced
 from tests.rows import MIB, default, forced, frame
 

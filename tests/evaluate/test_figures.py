@@ -9,8 +9,8 @@ import pytest
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.evaluate.baselines import FAMILY
-from dynamiccl.evaluate.figures import draw_gains, draw_map
 from dynamiccl.evaluate.metrics import result_rows
+from dynamiccl.evaluate.page import draw_gains, draw_map
 from dynamiccl.evaluate.report import changes_of
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.sizes import size_bin

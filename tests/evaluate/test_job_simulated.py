@@ -8,9 +8,8 @@ from bench_job import table_of
 from job_traces import as_calls, play
 
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.job.answer import TABLE, Verdict, answer
-from dynamiccl.evaluate.job.calls import job_of
-from dynamiccl.evaluate.job.gains import Measured
+from dynamiccl.evaluate.job import TABLE, Verdict, answer
+from dynamiccl.evaluate.job_calls import Measured, job_of
 from dynamiccl.simulator.record_jobs import all_configs
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.system import Group

@@ -6,34 +6,24 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
 
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.store import content_hash, measurements_table, write_part
-from dynamiccl.errors import NotEnoughData, UserError
+from dynamiccl.errors import NotEnoughData
 from dynamiccl.evaluate.baselines import named_policies
 from dynamiccl.evaluate.report import Report, make_report
-from dynamiccl.train.tracking import find_run, policy_directory, register
-from tests.cli.conftest import Shell, refused
+from tests.cli.conftest import Shell
 from tests.conftest import Trained
 from tests.data_sets import SWEEP, SYSTEM, make_data
 from tests.rows import default, forced
 from tests.splits import split_of
 
 BASELINES = (
-    "nccl-default",
-    "random",
-    "best-fixed",
-    "pooled-fixed",
-    "five-bins",
-    "nearest-size",
-    "interpolated",
-    "gradient-boosting",
-    "coordinate-descent",
-    "oracle",
+    *("nccl-default", "random", "best-fixed", "pooled-fixed", "five-bins", "nearest-size"),
+    *("interpolated", "gradient-boosting", "coordinate-descent", "oracle"),
 )
 
 
@@ -59,8 +49,8 @@ def test_results_hold_every_policy_on_test_sizes_only(made: Report) -> None:
 def test_summary_tells_gains_probes_and_where_the_default_is_beyond_the_noise(
     made: Report,
 ) -> None:
-    found = made.told["systems"][SYSTEM]
     assert json.loads((made.page.parent / "summary.json").read_text()) == made.told
+    found = made.told["systems"][SYSTEM]
     band, reduced = found["noise_bands"]["AllReduce"], found["by_collective"]["AllReduce"]
     assert reduced["nccl-default"]["mean"] > band
     assert reduced["policy"]["mean"] < min(0.05, reduced["nccl-default"]["mean"] / 2)
@@ -91,7 +81,8 @@ def test_page_is_self_contained_and_its_figures_are_files_too(made: Report, page
 
 
 def test_data_without_a_test_size_says_which_to_measure(trained: Trained, tmp_path: Path) -> None:
-    write_part(tmp_path, measurements_table(quiet_rows(1 << 20, "a")), provenance={})
+    rows = [default(), *(forced(each, "LL") for each in ("Ring", "Tree"))]
+    write_part(tmp_path, measurements_table(rows), provenance={})
     with pytest.raises(NotEnoughData, match="no test task"):
         make_report(tmp_path, [("policy", trained.policy)], tmp_path / "out")
 
@@ -122,33 +113,6 @@ def test_page_begins_with_verdict_and_map_and_folds_the_rest(
     for text in (manifest.created, f"{manifest.data_hash[:12]} (these)", "simulator", "2.27.5",
                  "AllGather, AllReduce", "4 x 8", "3 of 3", "run"):  # fmt: skip
         assert f"<td>{text}</td>" in origin
-
-
-def test_origin_tells_what_is_not_known_and_other_data(trained: Trained, tmp_path: Path) -> None:
-    rows = [
-        *(each for run in "ab" for k in range(16, 24) for each in quiet_rows(1 << k, run)),
-        forced("Ring", "LL", throttled=True, run="a"),
-    ]
-    write_part(tmp_path, measurements_table(rows), provenance={"tool": "import"})
-    page = make_report(tmp_path, [("p", trained.policy)], tmp_path / "out").page.read_text("utf-8")
-    origin = page[page.rindex("Where the figures come from") :]
-    assert "rows in no task: 1 without a time of healthy GPUs." in origin
-    heads, cells = re.compile("<th>(.*?)</th>"), re.compile("<td>(.*?)</td>")
-    measured, written, policies = (
-        dict(zip(heads.findall(table), cells.findall(table), strict=True))
-        for table in origin.split("<table>")[1:]
-    )
-    told = ("measured", "rows", "timed", "runs", "NCCL")
-    assert [measured[name] for name in told] == ["not known", "49", "48", "2", "2.27.5"]
-    assert (written["written by"], written["commit"]) == ("import", "not known")
-    assert policies["trained on data"].endswith("(others)")
-    assert (policies["runs of these data"], policies["gate"]) == ("0 of 2", "none")
-
-
-def quiet_rows(size_bytes: int, run: str) -> list[dict[str, Any]]:
-    """NCCL's own choice and two configs at a size."""
-    configs = [forced(each, "LL", size_bytes=size_bytes, run=run) for each in ("Ring", "Tree")]
-    return [default(size_bytes=size_bytes, run=run), *configs]
 
 
 def test_a_sweep_that_drew_its_configs_tells_what_a_free_choice_is_worth(
@@ -200,11 +164,9 @@ def test_page_names_the_run_and_is_kept_there(trained: Trained, report: Path) ->
     assert (kept / "summary.json").read_bytes() == (report / "summary.json").read_bytes()
 
 
-def test_a_terminal_has_a_line_a_policy_and_nothing_is_kept_where_nobody_wants_it(
-    trained: Trained, shell: Shell, tmp_path: Path
-) -> None:
+def test_a_terminal_has_a_line_a_policy(trained: Trained, shell: Shell, tmp_path: Path) -> None:
     name = "gaussian-process-seed12"
-    policy = ("--policy", f"{name}={trained.run_id}", "--out", "b", "--no-log")
+    policy = ("--policy", f"{name}={trained.policy}", "--out", "b")
     lines = shell(*_command(trained), *policy).out.splitlines()
     assert not (trained.run_directory / "report").exists()
     found = json.loads((tmp_path / "b" / "summary.json").read_text())
@@ -219,29 +181,6 @@ def test_a_terminal_has_a_line_a_policy_and_nothing_is_kept_where_nobody_wants_i
             (line,) = [line for line in lines if line.startswith(f"  {policy_name}  ")]
             assert f"{100 * each['gain_crossfit'] + 0.0:.1f} (" in line
             assert len(line) <= 100
-
-
-def test_run_that_is_not_there_takes_no_report(trained: Trained, tmp_path: Path) -> None:
-    report = Report({}, tmp_path / "results.parquet", tmp_path / "report.html", "1" * 64)
-    with pytest.raises(UserError, match="does not hold it"):
-        report.keep("0" * 32, trained.tracking_uri)
-
-
-def test_runs_are_found_by_every_name_but_a_folders(trained: Trained, shell: Shell) -> None:
-    uri = trained.tracking_uri
-    version = register(uri, trained.run_id, "shown")
-    for name in (trained.run_id, f"runs:/{trained.run_id}/policy"):
-        assert find_run(name, uri) == trained.run_id
-    for which in ("@shown", f"/{version}", "/latest"):
-        name = f"models:/dynamiccl{which}"
-        assert policy_directory(name, uri).is_dir()
-        assert find_run(name, uri) == trained.run_id
-    assert find_run(str(trained.run_directory), uri) is None
-    assert find_run("s3://bucket/policy", uri) is None
-    with pytest.raises(UserError, match="cannot track"):
-        find_run("models:/dynamiccl@nobody", uri)
-    gone = shell(*_command(trained), "--policy", "0123456789abcdef", "--out", "gone")
-    assert f"list the runs with 'mlflow ui --backend-store-uri {uri}'" in refused(gone, 2)
 
 
 def test_policies_have_the_name_that_is_given_or_that_of_their_run_or_recipe(

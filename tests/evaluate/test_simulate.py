@@ -20,7 +20,6 @@ from dynamiccl.evaluate.simulate import (
     Estimate,
     Row,
     Setting,
-    best_fixed,
     conclude,
     play,
     policy_contenders,
@@ -33,8 +32,7 @@ from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import make_workload
 from dynamiccl.train.policy import TorchPolicy
-from dynamiccl.train.trigger.detector import Detector
-from dynamiccl.train.trigger.module import TriggerModule
+from dynamiccl.train.trigger import Detector, TriggerModule
 from tests.cli.conftest import Shell
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame
@@ -83,10 +81,7 @@ def test_the_oracle_comes_first_and_no_table_beats_the_best_one(compared: Compar
     assert rows[NCCL]["share_slower_than_default"] == 0.0
     pairs = zip(rows[best]["seed_seconds"], rows[NCCL]["seed_seconds"], strict=True)
     assert rows[best]["over_default"].mean == pytest.approx(np.mean([a / b - 1 for a, b in pairs]))
-    for row in rows.values():
-        for each in (row["seconds"], row["regret"]):
-            assert 0.0 <= each.low <= each.mean <= each.high
-    assert (Estimate.of([1.0, 9.0]).low or 0.0) < 0.0
+    # No time is below 0, however few seeds there are.
     assert told_row("spread", -0.9, 3.0)["seconds"].low == 0.0
 
 
@@ -98,7 +93,7 @@ def test_equal_seeds_give_equal_totals_and_only_what_decides_later_waits(
     again = conclude(each, play(each, [rows[-1], rows[0]], [0]), frozenset())
     oracle = {row["name"]: row for row in compared["rows"]}[ORACLE]
     assert again["rows"][0]["seed_seconds"][0] == oracle["seed_seconds"][0]
-    waits = {row.name: row.prepare(each, 0)[0].course.delay_calls for row in rows}
+    waits = {row.name: row.prepare(each)[0].course.delay_calls for row in rows}
     assert waits[NCCL] == waits[ORACLE] == 0
     assert waits[SEARCH] == waits[DELAYED] > 10
 
@@ -108,19 +103,11 @@ def test_searches_try_configs_and_settle(compared: Comparison) -> None:
     assert changes[SEARCH] > 5.0
     each = setting(calls=3_000, scenario=AROUND.model_copy(update={"link": ()}))
     [search] = [c for c in simple_contenders(each) if c.name == SEARCH]
-    env, player = search.prepare(each, 0)
+    env, player = search.prepare(each)
     course = roll_out(env, player, seed=0).course
     assert course is not None
     assert course["changed"][:1_000].sum() > 10
     assert course["changed"][-500:].sum() == 0
-
-
-def test_the_best_fixed_config_falls_back_to_nccl_where_it_is_lacking() -> None:
-    world = simple_contenders(setting())[0].world
-    times = np.where(world.mask, 100.0, np.nan)
-    favoured = int(np.flatnonzero(world.mask.all(axis=0))[-1])
-    times[:, favoured] = 10.0
-    assert set(best_fixed(world, times)) == {favoured}
 
 
 def told_row(name: str, *over: float) -> Row:
@@ -134,11 +121,10 @@ def told_row(name: str, *over: float) -> Row:
 
 
 OWN = "NCCL's own choice"
-GAINS = f"takes 11 % less communication time than {OWN} (95 % interval 4.1 % to 17 %)"
+TIME = f"communication time than {OWN}"
+GAINS = f"takes 11 % less {TIME} (95 % interval 4.1 % to 17 %)"
 KNOWN = "the oracle, which knows the network's state,"
-
-
-MORE = f"takes 0.1 % MORE communication time than {OWN} (95 % interval 0.1 % to 0.1 %)"
+MORE = f"takes 0.1 % MORE {TIME} (95 % interval 0.1 % to 0.1 %)"
 OPEN = f"cannot be told from {OWN} (between 127 % less and 127 % more time)"
 
 
@@ -146,10 +132,7 @@ OPEN = f"cannot be told from {OWN} (between 127 % less and 127 % more time)"
     ("rows", "said"),
     [
         ([("mine", -0.10, -0.11), (SEARCH, 0.2, 0.21), (ORACLE, -0.2, -0.2)], [f"mine {GAINS}."]),
-        (
-            [("mine", -0.1)],
-            [f"mine takes 10 % less communication time than {OWN} (one seed, no interval)."],
-        ),
+        ([("mine", -0.1)], [f"mine takes 10 % less {TIME} (one seed, no interval)."]),
         ([(SEARCH, -0.10, -0.11), ("best quiet table", 0.0, 0.01)], [f"{SEARCH} {GAINS}."]),
         (
             [("mine", 0.0, 0.0), (ORACLE, 0.001, 0.001)],
@@ -177,14 +160,12 @@ def test_the_command_writes_a_page_with_the_jobs_course(shell: Shell, tmp_path: 
     out = tmp_path / "page"
     command = (
         *("dynamiccl-evaluate", "simulate", "--out", out, "--workload", "decode"),
-        *("--calls", 300, "--jobs", 1, "--seeds", 2),
+        *("--calls", 200, "--seeds", 2),
     )
     found = shell(*command, "--json").json
     assert found["rows"][0]["name"] == NCCL
     assert json.loads((out / "simulate.json").read_text()) == found
     page = (out / "simulate.html").read_text()
-    for row in found["rows"]:
-        assert row["name"].replace("'", "&#39;") in page
     assert page.count("<svg") == 1
     assert f"<h1>{found['verdicts'][0]}</h1>" in html.unescape(page)
     told = shell(*command).out.splitlines()
@@ -228,7 +209,7 @@ def test_a_policy_plays_in_its_own_catalogue_and_is_asked_when_its_last_word_is_
         "Tree/LL128",
         "Ring/LL128",
     ]
-    env, player = contender.prepare(each, 0)
+    env, player = contender.prepare(each)
     course = roll_out(env, player, seed=0).course
     assert course is not None
     delay = env.course.delay_calls
@@ -241,13 +222,13 @@ def test_a_policy_plays_in_its_own_catalogue_and_is_asked_when_its_last_word_is_
 
 
 def test_with_a_trigger_levels_are_seen_and_a_search_begins_from_the_policy() -> None:
-    each = setting(calls=1_500)
+    each = setting(calls=600)
     trigger = TriggerModule(0.05).eval()
     policy = TorchPolicy(Counted(), few_configs())
     rows = policy_contenders(each, "mine", policy, lambda: Detector(trigger))
     assert [row.name for row in rows] == ["mine + Trigger", "search from mine + Trigger"]
     for row in rows:
-        env, player = row.prepare(each, 1)
+        env, player = row.prepare(each)
         totals = roll_out(env, player, seed=1)
         course = totals.course
         assert course is not None

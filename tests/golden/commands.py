@@ -256,7 +256,7 @@ _DRAWN: Final = (
 
 def _report(_: Path) -> Any:
     at = scene()
-    words = ("--data", "data", "--policy", _policy(), "--out", "report", "--no-log", "--json")
+    words = ("--data", "data", "--policy", _policy(), "--out", "report", "--json")
     said = at.run("evaluate", "report", *words).json
     return {"said": _without_drawn(said), "files": _files(at.folder / "report")}
 
@@ -294,7 +294,7 @@ def _explain(_: Path) -> Any:
 def _simulate(_: Path) -> Any:
     """Figures of what needs no network; the policy's as kinds of values."""
     at = scene()
-    words = ("--calls", "300", "--jobs", "1", "--seeds", "2", "--json")
+    words = ("--calls", "300", "--seeds", "2", "--json")
     said = at.run("evaluate", "simulate", "--policy", _policy(), "--out", "simulate", *words).json
     fixed = ("nccl-default", "best fixed config", "oracle")
     rows = {row["name"]: row for row in said.pop("rows")}

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 from dynamiccl.train.policy import save_script
-from dynamiccl.train.trigger.module import TriggerModule
+from dynamiccl.train.trigger import TriggerModule
 from tests.golden.golden import Golden, equal_values
 from tests.golden.tables import run, simulate
 
@@ -58,7 +58,7 @@ def make_totals(directory: Path) -> Any:
     how = ("--data", "data", "--recipe", RECIPE, *settings, "--seed", 1)
     fitted = command("train", "fit", *how)
     policy = ("--policy", f"{RECIPE}={fitted['run_id']}", "--trigger", "trigger")
-    size = ("--calls", 500, "--jobs", 2, "--seeds", 1)
+    size = ("--calls", 500, "--seeds", 1)
     # Nobody looks at its page: `commands-simulate` draws one.
     with mock.patch("dynamiccl.evaluate.simulate.draw_courses", return_value=""):
         found = command("evaluate", "simulate", *policy, *place, *work, *size, "--out", "page")

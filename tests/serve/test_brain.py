@@ -24,7 +24,7 @@ from dynamiccl.serve.table import DecisionTable
 from dynamiccl.serve.torchscript import BrainConfig, History, KeyCalls, ScriptedBrain
 from dynamiccl.sizes import size_bin
 from dynamiccl.train.policy import save_script
-from dynamiccl.train.trigger.module import TriggerModule
+from dynamiccl.train.trigger import TriggerModule
 from tests.serve.brains import CONFIG, HintPolicy, make_artifact, task
 from tests.serve.leader import NOTHING, Leader, question_of, table_in
 

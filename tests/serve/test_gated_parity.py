@@ -11,7 +11,7 @@ import torch
 from dynamiccl.datasets.features import TUNED, Observations
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import cold_questions, decide, table_supports
-from dynamiccl.evaluate.gate.gate import pass_gate, write_gated
+from dynamiccl.evaluate.gate import pass_gate, write_gated
 from dynamiccl.nccl import ABSTAIN, Collective, Config
 from dynamiccl.serve.artifact import pick_table
 from dynamiccl.serve.export import export_artifact

@@ -23,8 +23,7 @@ from dynamiccl.serve.build import BRAIN_NAME
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.torchscript import History, KeyCalls, ScriptedBrain
 from dynamiccl.train.policy import save_script
-from dynamiccl.train.trigger.detector import Detector
-from dynamiccl.train.trigger.module import HALF_LIFE, TriggerModule
+from dynamiccl.train.trigger import HALF_LIFE, Detector, TriggerModule
 from tests.serve.brains import CONFIG, FIRST_BIN
 from tests.serve.leader import Leader
 

@@ -21,7 +21,7 @@ from dynamiccl.train.data import load_data
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy, save_script
 from dynamiccl.train.recipe import make_recipe
-from dynamiccl.train.trigger.module import TriggerModule
+from dynamiccl.train.trigger import TriggerModule
 from tests.calls import call, calls_table
 from tests.data_sets import SYSTEM
 from tests.stores import new_store

@@ -310,8 +310,8 @@ def test_what_does_not_learn_from_records_trains_without_d3rlpy(data_dir: Path) 
 import sys
 sys.modules["d3rlpy"] = None  # an import of it fails
 from pathlib import Path
-import dynamiccl.train.fit, dynamiccl.train.study, dynamiccl.train.trigger.fit
-from dynamiccl.train.cautious.fit import fit_tables
+import dynamiccl.train.fit, dynamiccl.train.study, dynamiccl.train.trigger_fit
+from dynamiccl.train.cautious_fit import fit_tables
 from dynamiccl.train.data import base_residuals, load_data
 from dynamiccl.train.online.a3c import SharedRmsProp, update
 from dynamiccl.train.online import network_of, orders_of

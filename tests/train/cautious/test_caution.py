@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dynamiccl.belief import LEAST_CAUTION, MIN_GAIN, SLOWER
-from dynamiccl.train.cautious.fit import Calibration, best_of
+from dynamiccl.train.cautious_fit import Calibration, best_of
 
 
 def calibration(scores: list[float], measured: list[float]) -> Calibration:

@@ -6,8 +6,8 @@ import pytest
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.gate.evidence import Verdict
-from dynamiccl.evaluate.gate.gate import Gated, pass_gate
+from dynamiccl.evaluate.evidence import Verdict
+from dynamiccl.evaluate.gate import Gated, pass_gate
 from dynamiccl.simulator import systems
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy

@@ -1,4 +1,4 @@
-"""`dynamiccl-train trigger`: from recorded calls to a run that the export takes."""
+"""`dynamiccl-train trigger`: quiet series, thresholds, and a run that the export takes."""
 
 import json
 from collections.abc import Iterator
@@ -6,104 +6,252 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from bench_trigger import count_false_alarms
 from mlflow import MlflowClient
 
 from dynamiccl.datasets.store import write_part
-from dynamiccl.errors import UserError
+from dynamiccl.errors import NotEnoughData, UserError
 from dynamiccl.serve.export import verify_artifact
-from dynamiccl.train.trigger.detector import Detector
-from dynamiccl.train.trigger.fit import (
-    TriggerSummary,
+from dynamiccl.train.policy import script
+from dynamiccl.train.trigger import RUNGS, Detector, TriggerModule
+from dynamiccl.train.trigger_fit import (
+    BLOCK,
+    Peaks,
+    delays_of,
+    find_peaks,
     fit_trigger,
     forecast_error,
     make_trigger,
+    read_series,
+    scale_of_rung,
     train,
+    watch_with,
 )
-from dynamiccl.train.trigger.module import RUNGS, TriggerModule
-from dynamiccl.train.trigger.series import Series, read_series
-from tests.calls import call, calls_table
+from tests.calls import call, calls_table, traced
 from tests.cli.conftest import Shell
 from tests.cli.conftest import policy_fixture as policy_fixture  # noqa: PLC0414
 from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
 from tests.stores import new_store
-from tests.train.trigger.streams import t3
+from tests.train.trigger.streams import made_up_series, series_of, t3
 
 pytestmark = pytest.mark.usefixtures("drawn")
 
 
-@pytest.fixture(scope="module", autouse=True)
+def write_calls(data: Path, *rows: dict[str, object]) -> Path:
+    write_part(data, calls_table(*rows), kind="calls", provenance={})
+    return data
+
+
+def timed(log_times: np.ndarray, **columns: object) -> list[dict[str, object]]:
+    return [call(i, float(np.exp(t)), **columns) for i, t in enumerate(log_times)]
+
+
+def test_a_series_is_a_task_key_under_one_config(tmp_path: Path) -> None:
+    times = 5.0 + 0.05 * np.random.default_rng(0).standard_normal(400)
+    rows = [
+        {
+            **row,
+            "comm": f"{i % 2:016x}",
+            "actual_protocol": ("LL", "SIMPLE")[i // 2 % 2],
+            "ranks_agree": i != 17,
+        }
+        for i, row in enumerate(timed(times))
+    ]
+    untold = [traced(i, 1.0) for i in range(300)]  # of a trace that does not tell the config
+    series, counts = read_series(write_calls(tmp_path, *rows, *untold))
+    assert np.diff(series.starts).tolist().count(100) == 3
+    assert (counts.series, counts.calls, counts.averages, counts.unusable) == (4, 399, 0, 301)
+    assert series.usual_scale == pytest.approx(0.05, rel=0.2)
+    assert np.median(series.values) == pytest.approx(0.0, abs=0.1)
+
+
+def test_a_stretch_that_was_slow_is_left_out_and_single_slow_calls_stay(tmp_path: Path) -> None:
+    times = 5.0 + t3(np.random.default_rng(0), 1_000, 1, 0.05)[:, 0]
+    stretch, single = times.copy(), times.copy()
+    stretch[400:600] += np.log(1.5)
+    single[::50] += 1.0
+    series, counts = read_series(write_calls(tmp_path / "stretch", *timed(stretch)))
+    assert 200 <= counts.disturbed <= 240
+    assert series.usual_scale == pytest.approx(0.05, rel=0.15)
+    assert np.mean(series.values > 5.0) < 0.02
+    series, counts = read_series(write_calls(tmp_path / "single", *timed(single)))
+    assert counts.disturbed == 0
+    assert (series.values > 10.0).sum() >= 20
+
+
+def test_too_few_calls_are_refused_and_averages_stand_in(tmp_path: Path, data_dir: Path) -> None:
+    write_calls(tmp_path, *timed(np.full(100, 5.0)))
+    with pytest.raises(NotEnoughData, match=r"100 quiet calls .* 256 .*DYNAMICCL_CALLS_DIR"):
+        read_series(tmp_path)
+    counts = read_series(data_dir)[1]
+    assert counts.calls == counts.iterations == 0
+    assert counts.averages >= 256
+
+
+def test_what_is_drawn_keeps_what_neighbours_have_in_common() -> None:
+    random = np.random.default_rng(0)
+    wander = np.zeros((3_000, 2), dtype=np.float32)
+    for step in range(1, 3_000):
+        wander[step] = 0.9 * wander[step - 1] + random.standard_normal(2)
+    values, sizes, scales = series_of(wander).draw(random, 50, 1_000)
+    assert values.shape == sizes.shape == (1_000, 50)
+    assert scales.shape == (50,)
+    inside = np.arange(999) % BLOCK != BLOCK - 1
+    pairs = np.corrcoef(values[:-1][inside].ravel(), values[1:][inside].ravel())
+    assert pairs[0, 1] == pytest.approx(0.9, abs=0.03)
+    borders = np.corrcoef(values[:-1][~inside].ravel(), values[1:][~inside].ravel())
+    assert abs(borders[0, 1]) < 0.2
+    short = series_of(wander[:400].T.reshape(-1, 20).T)
+    assert np.isfinite(short.draw(random, 5, 200)[0]).all()  # they are drawn together
+
+
+def test_a_split_is_by_time_and_loses_nothing() -> None:
+    series = made_up_series(keys=3, calls=100)
+    first, rest = series.split(0.6)
+    assert [np.diff(each.starts).tolist() for each in (first, rest)] == [[60] * 3, [40] * 3]
+    np.testing.assert_array_equal(first.values[:60], series.values[:60])
+    np.testing.assert_array_equal(rest.values[:40], series.values[60:100])
+
+
+def test_peaks_are_the_largest_values_between_rests_and_their_tail_is_extrapolated() -> None:
+    peaks = Peaks(2)
+    with pytest.raises(ValueError, match="never left its rest"):
+        peaks.threshold(0.1)
+    for pair in ((1, 0), (3, 2), (0, 5), (4, 0), (0, 1)):
+        values = np.array(pair, dtype=float)
+        peaks.take(values, values <= 0)
+    peaks.end()
+    assert peaks.all().tolist() == [5.0, 4.0, 3.0, 1.0]
+    assert peaks.calls == 10
+    peaks = Peaks(50_000)
+    drawn = np.random.default_rng(0).exponential(2.0, 50_000)
+    peaks.take(drawn, np.ones(50_000, dtype=np.bool_))
+    for share in (0.2, 0.02, 2e-4, 2e-6):
+        assert peaks.threshold(share) == pytest.approx(-2.0 * np.log(share), abs=1.5)
+
+
+@pytest.fixture(scope="module", params=[200_000, pytest.param(1_000_000, marks=pytest.mark.soak)])
+def calls(request: pytest.FixtureRequest) -> int:
+    """By how many calls thresholds are calibrated, and on how many they are tried."""
+    return int(request.param)
+
+
+#: A Trigger whose forecast is the level alone, and its peaks.
+Calibration = tuple[TriggerModule, list[Peaks]]
+
+
+@pytest.fixture(scope="module")
+def calibration(calls: int) -> Calibration:
+    torch.manual_seed(0)
+    series = made_up_series()
+    module = TriggerModule(series.usual_scale).eval()
+    before = module.thresholds.tolist()
+    peaks = find_peaks(module, series, calls, seed=1)
+    assert module.thresholds.tolist() == before
+    return module, peaks
+
+
+def calibrated(calibration: Calibration, per_call: float) -> object:
+    module, peaks = calibration
+    module.set_thresholds([each.threshold(per_call) for each in peaks])
+    return script(module)
+
+
+def test_rarer_alarms_and_smaller_references_need_higher_thresholds(
+    calibration: Calibration,
+) -> None:
+    peaks = calibration[1]
+    assert len(peaks) == len(RUNGS)
+    for each in peaks:
+        assert each.threshold(1e-6) > each.threshold(1e-5) > each.threshold(1e-3) > 0.0
+    thresholds = [each.threshold(1e-4) for each in peaks]
+    assert thresholds == sorted(thresholds)
+
+
+@pytest.mark.parametrize("sigma", [0.02, scale_of_rung(0.25)])
+def test_a_wanted_rate_of_false_alarms_is_kept_on_calls_that_are_fresh(
+    sigma: float, calls: int, calibration: Calibration
+) -> None:
+    module = calibrated(calibration, 2e-5)
+    quiet = t3(np.random.default_rng(5), 256 + calls // 500, 500, sigma) + np.float32(5.0)
+    onsets, _ = count_false_alarms(watch_with(module, 500), quiet, 256)
+    # Three times the Poisson deviation is allowed, and a fifth for the threshold's own.
+    wanted = 2e-5 * calls
+    assert onsets <= 1.2 * wanted + 3.0 * np.sqrt(wanted) + 1.0
+
+
+@pytest.mark.soak
+def test_the_bars_are_met_at_sigma_0_1(calls: int, calibration: Calibration) -> None:
+    module = calibrated(calibration, 0.5e-5)
+    random = np.random.default_rng(6)
+    quiet = t3(random, 256 + calls // 500, 500, 0.1) + np.float32(5.0)
+    onsets, _ = count_false_alarms(watch_with(module, 500), quiet, 256)
+    assert 1e5 * onsets / quiet[256:].size <= 1.0
+    for factor, bar in ((1.5, 10), (1.15, 60)):
+        streams = t3(random, 256 + 300, 1_024, 0.1) + np.float32(5.0)
+        streams[256:] += np.float32(np.log(factor))
+        found = delays_of(watch_with(module, 1_024), streams, 256)
+        assert len(found) >= 1_000
+        assert np.median(found) <= bar
+
+
+def test_delays_count_from_the_first_slow_call_and_leave_out_who_was_alarmed() -> None:
+    alarms = iter(np.array([[0, 0, 1], [0, 0, 1], [1, 0, 1], [1, 0, 1]], dtype=bool))
+    found = delays_of(lambda _times: next(alarms), np.zeros((4, 3), dtype=np.float32), 1)
+    assert found.tolist() == [2.0, np.inf]
+
+
+@pytest.fixture
 def few_calls() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         few = {"STEPS": 1, "JUDGED_CALLS": 250, "CALLS_PER_RUNG": 10_000}
-        few |= {"_ONSETS": 50, "_HORIZON": 60}
+        few |= {"_ONSETS": 50, "_HORIZON": 60, "_CHUNKS": 2}
         for name, count in few.items():
-            patched.setattr(f"dynamiccl.train.trigger.fit.{name}", count)
+            patched.setattr(f"dynamiccl.train.trigger_fit.{name}", count)
         yield
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    times = np.exp(5.0 + t3(np.random.default_rng(0), 300, 6, 0.05))
-    rows = [
-        call(i, float(times[i, key]), comm=f"{key:016x}", size_bytes=1 << (20 + key))
-        for key in range(6)
-        for i in range(300)
-    ]
-    write_part(folder, calls_table(*rows), kind="calls", provenance={})
-    return folder
-
-
-@pytest.fixture(scope="module")
-def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return new_store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
-def summary(data: Path, uri: str) -> TriggerSummary:
-    return fit_trigger(data, experiment="x", tracking_uri=uri)
-
-
-def test_a_run_holds_a_trigger_with_its_facts_and_is_tracked(
-    summary: TriggerSummary, uri: str
+@pytest.mark.usefixtures("few_calls")
+def test_a_run_holds_a_trigger_with_its_facts_and_the_export_takes_it(
+    policy: Path, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Path(summary.run_directory)
+    times = 5.0 + t3(np.random.default_rng(0), 300, 6, 0.05)
+    rows = [
+        row
+        for key in range(6)
+        for row in timed(times[:, key], comm=f"{key:016x}", size_bytes=1 << (20 + key))
+    ]
+    data, uri = write_calls(tmp_path / "site", *rows), new_store(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    found = shell("dynamiccl-train", "trigger", "--data", data, "--json")
+    folder = Path(found.json["run_directory"])
     facts = json.loads((folder / "trigger" / "trigger.json").read_bytes())
     assert facts["counts"]["calls"] == 1_800
     assert facts["usual_scale"] == pytest.approx(0.05, rel=0.1)
+    assert facts["thresholds"].keys() == {f"{rung:.3f}" for rung in RUNGS}
     assert json.loads((folder / "summary.json").read_bytes())["facts"] == facts
+    assert found.json["facts"] == facts
     detector = Detector.load(folder)
-    for _ in range(40):
-        alarm, _ = detector.observe([0], [5.0])
-    assert alarm.tolist() == [0]
-    run = MlflowClient(uri).get_run(summary.run_id)
+    assert [detector.observe([0], [5.0])[0].tolist() for _ in range(40)][-1] == [0]
+    run = MlflowClient(uri).get_run(found.json["run_id"])
     assert run.info.status == "FINISHED"
     assert run.data.params["false_alarms_per_1e5"] == "0.5"
     assert run.data.params["series_calls"] == "1800"
     assert run.data.tags["kind"] == "trigger"
     wanted = {"loss", "threshold_1.000", "forecast_error", "delay_1_5x_calls"}
     assert wanted <= set(run.data.metrics)
-
-
-def test_equal_seeds_train_alike(summary: TriggerSummary, data: Path) -> None:
+    # Equal seeds train alike.
     module, _ = make_trigger(read_series(data)[0])
-    assert module.thresholds.tolist() == list(summary.facts.thresholds.values())
-
-
-def test_the_command_says_what_it_found_and_the_export_takes_its_run(
-    data: Path, uri: str, policy: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    found = shell("dynamiccl-train", "trigger", "--data", data, "--json").json
-    assert found["facts"]["thresholds"].keys() == {f"{rung:.3f}" for rung in RUNGS}
-    exporting = ("dynamiccl-deploy", "export", policy, "--out", "with")
-    done = shell(*exporting, "--trigger", found["run_directory"], "--json")
+    assert module.thresholds.tolist() == list(facts["thresholds"].values())
+    exporting = ("dynamiccl-deploy", "export", policy, "--out", "with", "--json")
+    done = shell(*exporting, "--trigger", folder)
     assert "was trained without a Trigger" in done.err
-    assert json.loads(done.out)["trigger"] == found["facts"]
+    assert json.loads(done.out)["trigger"] == facts
     verify_artifact(Path("with"))
 
 
-@pytest.mark.parametrize("rate", [0.0, -1.0, 2000.0])
+@pytest.mark.parametrize("rate", [0.0, 2000.0])
 def test_a_rate_that_cannot_be_wanted_is_refused(rate: float) -> None:
     with pytest.raises(UserError, match="false alarms in 100,000 calls cannot be wanted"):
         fit_trigger(Path("none"), rate, experiment="x", tracking_uri="sqlite:///none.db")
@@ -112,23 +260,18 @@ def test_a_rate_that_cannot_be_wanted_is_refused(rate: float) -> None:
 @pytest.mark.soak
 def test_the_forecaster_learns_what_follows_from_the_calls_before() -> None:
     """Calls that alternate: the level alone is wrong about each of them."""
-    random = np.random.default_rng(0)
-    swing = np.where(np.arange(2_000) % 2 == 1, 1.0, -1.0) * 0.05
-    times = [(swing + t3(random, 2_000, 1, 0.02)[:, 0]).astype(np.float32) for _ in range(10)]
-    series = Series.of(times, [np.zeros(2_000, dtype=np.float32)] * 10)
-    training, rest = series.split(0.6)
-    module = TriggerModule(series.usual_scale)
+    swing = np.where(np.arange(2_000) % 2 == 1, 1.0, -1.0)[:, None] * 0.05
+    times = t3(np.random.default_rng(0), 2_000, 10, 0.02)
+    training, rest = series_of((swing + times).astype(np.float32)).split(0.6)
+    module = TriggerModule(training.usual_scale)
     before = forecast_error(module, rest, seed=1)
     train(module, training, rest, steps=60, seed=0)
     assert forecast_error(module, rest, seed=1) < 0.85 * before
 
 
-def test_what_cannot_be_learned_leaves_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynamiccl.train.trigger.fit._CHUNKS", 2)
-    series = Series.of(
-        list(t3(np.random.default_rng(0), 600, 4).T), [np.zeros(600, dtype=np.float32)] * 4
-    )
-    training, rest = series.split(0.6)
+@pytest.mark.usefixtures("few_calls")
+def test_what_cannot_be_learned_leaves_the_level() -> None:
+    training, rest = series_of(t3(np.random.default_rng(0), 600, 4)).split(0.6)
     module = TriggerModule(1.0)
     trained = train(module, training, rest, steps=2, seed=0)
     assert forecast_error(module, rest, seed=0) == trained.error <= trained.level_error

@@ -1,5 +1,6 @@
 """Levels of calls that jobs recorded, as the Trigger tells them, and what cells feel of them."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,16 +23,15 @@ from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.simulator.world import World
-from dynamiccl.train.cautious.fit import share_table
-from dynamiccl.train.cautious.policy import cell_of
+from dynamiccl.train.cautious import cell_of
+from dynamiccl.train.cautious_fit import share_table
 from dynamiccl.train.environment import Course, JobCalls, Tables
-from dynamiccl.train.trigger.detector import (
-    MOST_SHARE,
+from dynamiccl.train.trigger import (
     Detector,
+    TriggerModule,
     interference_levels,
     level_shares_of,
 )
-from dynamiccl.train.trigger.module import TriggerModule
 
 #: None of a test bin.
 SIZES = (1 << 18, 1 << 20, 1 << 24)
@@ -68,6 +68,10 @@ def told(timed: pl.DataFrame) -> npt.NDArray[np.float32]:
     return timed.select(level()).to_series().to_numpy().astype(np.float32)
 
 
+def the_same(value: float, timed: pl.DataFrame) -> npt.NDArray[np.float32]:
+    return np.full(timed.height, value, dtype=np.float32)
+
+
 def test_each_cell_has_its_own_share(calls: pl.DataFrame) -> None:
     found = level_shares_of(calls, told)
     assert set(found["octave"]) == {18, 20, 24}
@@ -78,11 +82,7 @@ def test_each_cell_has_its_own_share(calls: pl.DataFrame) -> None:
 
 def test_what_is_seldom_or_never_disturbed_and_test_bins_are_not_told(calls: pl.DataFrame) -> None:
     for value in (0.0, -1.0):  # quiet, unknown
-
-        def same(timed: pl.DataFrame, of_all: float = value) -> npt.NDArray[np.float32]:
-            return np.full(timed.height, of_all, dtype=np.float32)
-
-        assert level_shares_of(calls, same).is_empty()
+        assert level_shares_of(calls, partial(the_same, value)).is_empty()
     assert level_shares_of(calls.filter(pl.col("sequence") < 1_010), told).is_empty()
     moved = calls.with_columns(size_bytes=pl.lit(1 << 23, pl.Int64))
     assert with_split(moved.head(1))["split"].to_list() == [Split.TEST.value]
@@ -104,7 +104,6 @@ def test_the_table_fills_up_what_was_not_recorded() -> None:
     assert (here[:, cell_of(7, 3)] == 0.0).all()
     assert (there == 1.0).all()
     assert (share_table(None, ["here"]).numpy() == 1.0).all()
-    assert MOST_SHARE > 1.0
 
 
 def test_a_recording_gets_the_levels_that_the_environment_saw(tmp_path: Path) -> None:
@@ -115,8 +114,7 @@ def test_a_recording_gets_the_levels_that_the_environment_saw(tmp_path: Path) ->
     tables = Tables.of(world, ["default"])
     env = JobCalls(world, tables, 2, Course(episode_calls=600), lambda: Detector(module))
     env.reset(seed=3)
-    played = []
-    random = np.random.default_rng(0)
+    played, random = [], np.random.default_rng(0)
     seen: dict[tuple[str, int], float] = {}
     for call in range(600):
         # Two configs and NCCL's own: streams get long enough to be known.

@@ -1,15 +1,14 @@
 """From a data set to a policy of tables: a belief for each, and how sure a gain must be to act.
 
-A table's caution is that of its belief, calibrated on drawn worlds. The machine's own distinct
-tasks, octaves left out of its tables, only raise it until there are 1 / alpha of them; from then on
-they alone tell it. Of shapes that nobody measured, it is told by measured shapes that are left out.
+A table's caution is that of its belief, calibrated on drawn worlds. The machine's own tasks,
+octaves left out of its tables, only raise it until there are 1 / alpha of them; from then on they
+alone tell it. Of shapes that nobody measured, measured shapes that are left out tell it.
 
-How left-out tasks tell it is conformal risk control (Angelopoulos et al. 2022, section 2): on n
-tasks that are exchangeable with those of deployment, the policy acts where its score (predicted
-gain over the spread of it) is above a threshold; the least threshold at which
-(slower + 1) / (n + 1) <= alpha keeps the expected share of tasks on which it acts and is slower at
-alpha or below. *Slower* is by more than SLOWER and than the noise: a config that is the one that
-NCCL runs anyway is measured as slower every other time.
+That is conformal risk control (Angelopoulos et al. 2022, section 2): on n tasks exchangeable with
+those of deployment, the policy acts where its score (predicted gain over its spread) is above a
+threshold; the least threshold at which (slower + 1) / (n + 1) <= alpha keeps the expected share of
+tasks on which it acts and is slower at alpha or below. *Slower* is by more than SLOWER and than the
+noise: the config that NCCL runs anyway is measured as slower every other time.
 
 T tasks, A actions, S machines, N collectives, C cells, O octaves of sizes, L rows of a table
 """
@@ -34,7 +33,7 @@ from dynamiccl.drawn_worlds import Floats, Grid, Ints
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.repeats import MAD_TO_SIGMA
 from dynamiccl.sizes import bin_center_bytes, size_bin
-from dynamiccl.train.cautious.policy import (
+from dynamiccl.train.cautious import (
     LEAST_DIFFERENCE,
     LEAST_SHAPES,
     NUM_ROW_CELLS,
@@ -156,22 +155,12 @@ class Tasks:
         actions = np.flatnonzero(self.grid.mask[rows].any(axis=0))
         at, first = np.searchsorted(asked, sizes), int(rows[0])
         grid, relative = self._grid(first, asked, actions)
-        told = self.grid.cells(rows, at, actions, grid.log2_sizes)
-        places, log_us, variance, repeats, task = told
+        found = self.grid.cells(rows, at, actions, grid.log2_sizes)
+        places, log_us, variance, repeats, task = found
         shape = float(self.place[first, 1]), float(self.place[first, 2])
         machine, collective = int(self.machine[first]), int(self.collective[first])
-        measured = Measured(
-            machine,
-            collective,
-            shape,
-            grid,
-            actions,
-            places,
-            log_us,
-            variance,
-            repeats,
-            relative_cost=relative,
-        )
+        told = (places, log_us, variance, repeats, relative)
+        measured = Measured(machine, collective, shape, grid, actions, *told)
         return measured, self.is_train[task]
 
     def _grid(self, row: int, sizes: Ints, actions: Ints) -> tuple[Grid, Floats]:

@@ -1,19 +1,17 @@
 """What a job saves, from draws of what its calls gain; and a verdict.
 
-Of a job's call a gain saves the same share of time as in the benchmark, alone on its machine;
-where the call took longer in the job (it waited for another rank, or shared its links), at least
-the share of the benchmark's time. Of a step it saves at most what no compute hid of it: all up to
-that in the middle, since as a rule compute waits for the end of a call. The interval, 90 %, lies
-between quantiles of draws, half of them of the least and half of the most that is saved: at least
-what the hidden part of the call cannot take up, and at most all of its process group's savings up
-to all that is exposed of that group, since its calls follow one another on one stream. A longer
-call is longer in all of its exposed part, and in the hidden one by what compute does not go on for
-(`compute_ratio`).
+Of a job's call a gain saves the same share of time as in the benchmark, alone on its machine; where
+the call took longer in the job (it waited, or shared its links), at least the share of the
+benchmark's time. Of a step it saves at most what no compute hid of it: all up to that in the
+middle, since compute waits for the end of a call. The interval, 90 %, lies between quantiles of
+draws, half of the least and half of the most that is saved: at least what the hidden part of the
+call cannot take up, and at most all of its process group's savings up to all that is exposed of
+that group, since its calls follow one another on one stream. A longer call is longer in all of its
+exposed part, and in the hidden one by what compute does not go on for (`compute_ratio`).
 
 A hidden call slows the compute beside it: what it gives back is told by rows beside matrix products
-(job_tasks.py) or by a price of a channel, of several kinds of compute by the least and the most of
-them. Without either a longer call takes more from compute, and a shorter one gives some back, which
-widens the interval.
+(job_tasks.py) or by a price of a channel. Without either a longer call takes more from compute, and
+a shorter one gives some back, which widens the interval.
 
 C calls of K kinds, A configs, D draws. Before the draws stands the middle.
 """
@@ -33,8 +31,7 @@ from dynamiccl.datasets.objective import EARLY, OWN_LOSES
 from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.drawn_worlds import Floats
 from dynamiccl.errors import UnknownName
-from dynamiccl.evaluate.job.calls import Job
-from dynamiccl.evaluate.job.gains import DRAWS, Gains, Measured
+from dynamiccl.evaluate.job_calls import DRAWS, Gains, Job, Measured
 from dynamiccl.evaluate.page import say
 from dynamiccl.nccl import Collective
 
@@ -56,8 +53,8 @@ _NINETY: Final = (0.05, 0.95)
 #: (benchmarks/bench_job.py; other seeds than it judges by).
 _APART: Final = 0.08
 _MOST_APART: Final = float(np.log(2.0))
-#: The most that a call takes of the speed of compute beside it: a channel holds a multiprocessor,
-#: and 32 channels are a quarter of the 132 of an H100 (simulator/system.py has more of it).
+#: The most that a call takes of the speed of compute beside it: 32 channels hold a quarter of the
+#: 132 multiprocessors of an H100 (simulator/system.py has more of it).
 _TAKEN: Final = 0.25
 #: Of what compute was measured to get back, the most that the job's does (chosen; of what it loses
 #: to NCCL's own choice, the least is OWN_LOSES).
@@ -114,7 +111,7 @@ def answer(
 ) -> Answer:
     """What a job saves under the gains of `source`.
 
-    `policy` chooses, beside the table; its `manifest` says what it was trained on and promises.
+    `policy` chooses, beside the table; its `manifest` tells its runs and what it promises.
     """
     choices: dict[str, Choose] = {} if policy is None else {POLICY: policy}
     choices[TABLE] = lambda _, gains: gains.best
@@ -204,10 +201,7 @@ def policy_choice(policy: "TorchPolicy", system: str) -> Choose:
 
 
 def _arm(job: Job, told: Sequence[Gains | str], default_us: Floats, choose: Choose) -> Arm:
-    """What a job saves by a way to choose.
-
-    `told` (K,) are gains or why they are not known, `default_us` (K,) the benchmark's times.
-    """
+    """What a job saves by a way to choose: `told` (K,) are gains, or why they are not known."""
     kinds = job.kinds.to_dicts()
     # (D,) and (K,) how far the job is from the benchmark; what of a call's time is the latter's.
     apart = _APART * np.random.default_rng(1).standard_normal(DRAWS)

@@ -1,9 +1,7 @@
 """Evidence for the gate: fresh runs of a config against NCCL's default, paired by run.
 
 Three runs tell little of a bin's variance, so it is shrunk towards that of all tested bins: the
-moderated t of Smyth (2004), as limma's eBayes has it. Where noise is uneven, a call now and then
-takes a multiple of its time, or a process slows all its sizes alike, bins are not the draws of one
-law that this takes them for, and two things keep the test safe (`shrunk`).
+moderated t of Smyth (2004), as limma's eBayes has it (`shrunk`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -74,16 +72,15 @@ class Cell:
     verdict: Verdict = Verdict.ABSTAINS
     reason: str = ""
     runs: int = 0
-    #: NCCL's own time / the config's - 1, its p value and 95 % interval; None where too few runs
-    #: measured it.
+    #: NCCL's own time / the config's - 1, its p value and 95 % interval; None: too few runs.
     gain: float | None = None
     p_value: float | None = None
     low: float | None = None
     high: float | None = None
     #: The gain that the policy itself predicts; None where it abstains.
     predicted: float | None = None
-    #: Channels of the config and of NCCL's own choice, as read back in the policy's data, and where
-    #: the test is about them in the fresh runs; None: not read back.
+    #: Channels of the config and of NCCL's own choice, as read back in the policy's data, where the
+    #: test is about them in the fresh runs; None: not read back.
     channels: int | None = None
     own_channels: int | None = None
     #: Loss that it must stay below where it takes fewer channels; None: it must gain.
@@ -110,6 +107,11 @@ class Cell:
         """Whether tables act there."""
         return self.verdict in {Verdict.PASSED, Verdict.INFERRED}
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the policy itself acts there."""
+        return self.verdict is not Verdict.ABSTAINS
+
 
 def place_of(support: Support) -> Place:
     """What its cells have for a place."""
@@ -127,11 +129,7 @@ class FreshRuns:
         known: pl.DataFrame | None = None,
         costs: pl.DataFrame | None = None,
     ) -> None:
-        """Select the comparable rows.
-
-        `known` tells NCCL's own choice where it was read back, `costs` what NCCL's cost model
-        predicts it to be.
-        """
+        """`known`: where NCCL's own choice was read back; `costs`: what its model predicts."""
         self._costs = costs
         self._fresh = _rows(frame, catalogue)
         read_back = ("actual_algorithm", "actual_protocol")
@@ -201,8 +199,7 @@ class FreshRuns:
     def within_runs(self, support: Support, collective: str, bins: Sequence[int]) -> float:
         """Variance that the noise within processes gives a run's mean log time of the default.
 
-        As if each were measured once; the mean is over sizes and buffer placements. 0.0 where no
-        run has repeats.
+        As if each were measured once; over sizes and buffer placements. 0.0 without repeats.
         """
         rows = self._of(support, collective, bins, action=ABSTAIN_ACTION)
         by_place = rows.group_by([*_PAIR, "default_scope"])
@@ -236,14 +233,13 @@ class FreshRuns:
         of_bins = [rows.filter(bin=each)[:, -2:].unique().rows() for each in bins]
         # Unless all runs agree it is not known.
         read_back = [None if len(ran) != 1 or None in ran[0] else ran[0] for ran in of_bins]
-        seen = {choice for choice in read_back if choice is not None}
+        seen = {*read_back} - {None}
         if len(seen) != 1 or read_back[0] is None or read_back[-1] is None:
             return False
         if None not in read_back:
             return True
         predicted = self._predicted(support, collective, bins)
-        gaps = zip(predicted, read_back, strict=True)
-        told = {choice for choice, ran in gaps if ran is None}
+        told = {each for each, ran in zip(predicted, read_back, strict=True) if ran is None}
         return {predicted[0], predicted[-1]} == seen == told
 
     def _of(
@@ -266,12 +262,10 @@ class FreshRuns:
             return [None] * len(bins)
         sizes = [bin_center_bytes(each) for each in bins]
         times = log_costs(cold_tasks(support, Collective.parse(collective), sizes), self._costs)
-        known, cheapest = times != 0.0, np.where(times == 0.0, np.inf, times).argmin(axis=1)
+        cheapest = np.where(times == 0.0, np.inf, times).argmin(axis=1)
         names = [(a.wire, p.wire) for a in Algorithm for p in Protocol]
-        return [
-            names[int(best)] if some else None
-            for some, best in zip(known.any(axis=1), cheapest, strict=True)
-        ]
+        is_known = (times != 0.0).any(axis=1)
+        return [names[best] if k else None for best, k in zip(cheapest, is_known, strict=True)]
 
 
 def costs_of(*data_dirs: Path) -> pl.DataFrame:
@@ -307,8 +301,9 @@ def shrunk(
 
     The prior's degrees of freedom are Smyth's by the moments of log variances: few where these
     differ by more than chance (uneven noise), down to the ordinary t. Two things go beyond it. They
-    are bounded, since sizes of one process are no independent witnesses. And no variance falls
-    below the bin's own: of a slow call in one run or two, the mean is no more than twice its error.
+    are bounded: sizes of one process, which may slow them all, are no independent witnesses. And no
+    variance falls below the bin's own: of a slow call in one run or two, the mean is no more than
+    twice its error.
     """
     freedom = np.array([len(each) - 1.0 for each in gains])
     own = np.maximum([np.var(each, ddof=1) for each in gains], _LEAST_VARIANCE)

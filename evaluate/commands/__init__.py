@@ -1,1 +1,0 @@
-"""Commands of `dynamiccl-evaluate` with a file of their own."""

@@ -1,0 +1,567 @@
+"""The gate: from a policy and fresh runs to a policy that may be deployed.
+
+For every size bin of every group shape that a table would be made for:
+
+* where the policy leaves the choice to NCCL there is nothing to judge;
+* where it wants a config that was measured in that bin, the config's gain over NCCL's default has
+  to exceed the noise band in fresh runs (`evidence`), at a false discovery rate of `q` over all
+  bins, of which those have more in which the policy predicts more gain: it says where to look, and
+  is no evidence;
+* with slack, and a config that takes fewer channels than NCCL's own choice in the fresh runs, too,
+  its loss has to be below the slack instead: a test of non-inferiority;
+* bins that nobody measured, between two that passed with one config, pass with it where NCCL's own
+  choice is the same in all of them (`let_bins_between_pass`);
+* everything else abstains, and so does whatever the data set never had: other hardware, another
+  minor version of NCCL, another group shape.
+
+The sweep that it needs (`plan_gate`) measures the bins where the policy acts, two configs, often
+enough. How often follows from the policy's training data: in each bin the mean gain, less one
+standard error (the policy chose what looked best), and its deviation between runs, both with the
+variance that the gate would take; its test has the power of a noncentral t. Each run is new
+processes, whose starts are most of the cost: several repeats in each take away noise for less than
+further runs. The proof takes no longer than the sweep that it is of: where it would, sizes that the
+sweep lacked, which need processes of their own, are left to the bins around them, and then there
+are fewer runs, three at least.
+"""
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby, pairwise, product
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+from scipy import stats
+
+from dynamiccl.collect.grid import RANK_GRAIN_BYTES, Setting, Trial, octave_ladder
+from dynamiccl.collect.plan import Plan, make_plan
+from dynamiccl.collect.sweep import (
+    Sizes,
+    StrategySettings,
+    Sweep,
+    SweepFile,
+    parse_sweep,
+    sweep_text,
+)
+from dynamiccl.datasets.actions import ABSTAIN_ACTION
+from dynamiccl.datasets.cells import run_names
+from dynamiccl.datasets.features import TUNED, Observations
+from dynamiccl.datasets.manifest import GATE_NAME, POLICY_NAME, TRIGGER_NAME, Manifest, Support
+from dynamiccl.datasets.questions import (
+    REACH_BINS,
+    cold_questions,
+    count_of,
+    decide,
+    table_bins,
+    table_supports,
+)
+from dynamiccl.errors import CorruptFile, NotEnoughData, UserError
+from dynamiccl.evaluate.evidence import (
+    MIN_RUNS,
+    Cell,
+    FreshRuns,
+    Place,
+    Verdict,
+    passing,
+    place_of,
+    shrunk,
+)
+from dynamiccl.evaluate.page import render
+from dynamiccl.nccl import ABSTAIN, Collective
+from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes, bin_first_byte, size_bin
+from dynamiccl.train.policy import TorchPolicy
+
+#: False discovery rate over all tested bins.
+DEFAULT_Q: Final = 0.01
+#: Predicted gains outside of these have the weight of the nearest.
+_PREDICTED: Final = 0.01, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """The result: every bin's verdict, and the manifest for deployment."""
+
+    q: float
+    cells: list[Cell]
+    manifest: Manifest
+
+    @property
+    def test(self) -> str:
+        """What passed."""
+        gain = "faster than NCCL's own choice beyond the noise band"
+        slack = self.manifest.slack
+        if slack is None:
+            return f"gain: {gain}"
+        much = "what the compute beside it gets back" if slack.job else f"{slack.share:.3g}"
+        return (
+            "non-inferiority: with fewer channels, read back, slower than NCCL's own choice by "
+            f"less than {much} where compute hides the call; elsewhere {gain}, or no "
+            "slower where that choice takes more channels than answers may"
+        )
+
+    def counts(self) -> dict[str, int]:
+        """Bins by verdict."""
+        return _counts(self.cells)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of `gate.json`: the bins in which the policy acts."""
+        wanted = [asdict(c) for c in self.cells if c.is_wanted]
+        return {"test": self.test, "q": self.q, "counts": self.counts(), "cells": wanted}
+
+    def to_show(self) -> dict[str, Any]:
+        """What page and terminal say: verdicts of each group shape and collective that is acted in.
+
+        Shares and medians are over the bins that may act; `refusals` are (bins, reason), the most
+        frequent first.
+        """
+        families = []
+        for key, group in groupby(self.cells, key=lambda cell: cell.key[:4]):
+            cells = list(group)
+            if any(cell.is_wanted for cell in cells):
+                acting = [cell for cell in cells if cell.acts]
+                place = zip(("system", "num_nodes", "num_ranks", "collective"), key, strict=True)
+                channels = {
+                    name: [n for cell in acting if (n := getattr(cell, name)) is not None]
+                    for name in ("channels", "own_channels")
+                }
+                medians = {name: median(each) if each else None for name, each in channels.items()}
+                found = {"cells": cells, "counts": _counts(cells), **medians}
+                families.append(dict(place) | found)
+        reasons = Counter(c.reason for c in self.cells if c.verdict is Verdict.REFUSED)
+        return {
+            "test": self.test,
+            "q": self.q,
+            "counts": self.counts(),
+            "most": max((c.gain or 0.0 for c in self.cells if c.acts), default=0.0),
+            "fewer": sum(cell.loss is not None for cell in self.cells if cell.acts),
+            "families": families,
+            "refusals": [(count, reason) for reason, count in reasons.most_common()],
+        }
+
+
+def _counts(cells: Sequence[Cell]) -> dict[str, int]:
+    found = Counter(cell.verdict for cell in cells)
+    return {verdict.value: found[verdict] for verdict in Verdict}
+
+
+def pass_gate(
+    policy: TorchPolicy,
+    frame: pl.DataFrame,
+    *,
+    known: pl.DataFrame | None = None,
+    costs: pl.DataFrame | None = None,
+    q: float = DEFAULT_Q,
+) -> Gated:
+    """Judge a policy by the fresh runs of a measurements frame.
+
+    `known` may tell what NCCL's own choice was in bins that the fresh runs leave out; where neither
+    does, NCCL's cost model may: `costs`, as `read_costs` gives them. Raises UserError when some of
+    the runs are not fresh, or the policy does not say which are.
+    """
+    manifest, slack = policy.manifest, policy.manifest.slack
+    _check_fresh(manifest, frame)
+    fresh = FreshRuns(frame, manifest.actions(), known=known, costs=costs)
+    supports = {place_of(support): support for support in table_supports(manifest)}
+    wanted = [cell for support in supports.values() for cell in wanted_cells(policy, support)]
+    acting = [cell for cell in wanted if cell.is_wanted]
+    most = None if slack is None else slack.max_channels
+    tried = fresh.test(acting, supports, most, as_known=bool(slack and slack.job))
+    judged = {cell.key: cell for cell in [*tried, *_judge(tried, q)]}
+    cells = [judged.get(cell.key, cell) for cell in wanted]
+    cells = let_bins_between_pass(cells, supports, fresh)
+    gated: dict[Place, dict[str, dict[str, list[int]]]] = {}
+    for cell in cells:
+        if cell.acts:
+            actions = gated.setdefault(cell.place, {}).setdefault(cell.collective, {})
+            actions.setdefault(str(cell.action), []).append(cell.bin)
+    held = [
+        replace(each, gated=gated.get(place_of(each), {}) if each in supports.values() else {})
+        for each in manifest.supports
+    ]
+    return Gated(q, cells, replace(manifest, supports=held))
+
+
+def _check_fresh(manifest: Manifest, frame: pl.DataFrame) -> None:
+    if not manifest.runs:
+        raise UserError(
+            "the policy does not say which runs it was trained on (an older release made it): "
+            "train it again, then measure runs for the gate"
+        )
+    if seen := sorted({*manifest.runs} & {*run_names(frame)}):
+        raise UserError(
+            f"{len(seen)} of the runs are not fresh, for example '{seen[0]}': the policy was "
+            "trained on data that holds them; give --data runs measured for the gate alone"
+        )
+
+
+def abstaining_cells(support: Support) -> list[Cell]:
+    """Every bin of a support's table, collective by collective, where nothing is wanted."""
+    return [
+        Cell(*place_of(support), collective.wire, size_bin, ABSTAIN_ACTION, ABSTAIN.key)
+        for collective in TUNED
+        for size_bin in table_bins(support)
+    ]
+
+
+def wanted_cells(policy: TorchPolicy, support: Support) -> list[Cell]:
+    """The policy's choice in every bin of a support's table, ignoring any gate."""
+    manifest = policy.manifest
+    asked = cold_questions(manifest, replace(support, gated=None))
+    observations = Observations.cold(asked.context)
+    rule, shares = asked.rule, asked.rule.shares
+    actions = decide(policy, observations, asked.mask, rule)
+    times = -policy.values(observations, asked.mask)
+    names = [config.key for config in manifest.actions().configs]
+    cells = abstaining_cells(support)
+    for row, action in enumerate(map(int, actions)):
+        if action != ABSTAIN_ACTION:
+            cells[row] = replace(
+                cells[row],
+                action=action,
+                config=names[action],
+                verdict=Verdict.REFUSED,
+                predicted=float(times[row, ABSTAIN_ACTION] / times[row, action] - 1.0),
+                channels=count_of(rule.channels[row, action]),
+                own_channels=count_of(rule.channels[row, ABSTAIN_ACTION]),
+                slack=float(shares[row, action]) if rule.slack and rule.counts[row] else None,
+            )
+    return cells
+
+
+def _judge(tried: Sequence[Cell], q: float) -> list[Cell]:
+    """Of the cells that were tested, the verdicts at the false discovery rate `q`."""
+    tested = [cell for cell in tried if not cell.reason]
+    p_values = np.array([cell.p_value for cell in tested], dtype=np.float64)
+    # The root: a gain that is far larger needs no help in being seen.
+    beyond = [(cell.predicted or 0.0) + (cell.slack or 0.0) for cell in tested]
+    weights = np.sqrt(np.clip(beyond, *_PREDICTED))
+    found = []
+    for cell, ok in zip(tested, passing(p_values, q, weights), strict=True):
+        if ok:
+            found.append(replace(cell, verdict=Verdict.PASSED))
+        elif cell.loss is None:
+            found.append(replace(cell, reason="its gain is not beyond the noise band"))
+        else:
+            found.append(replace(cell, reason="its loss may be as large as the slack"))
+    return found
+
+
+def let_bins_between_pass(
+    cells: Sequence[Cell], supports: Mapping[Place, Support], fresh: FreshRuns
+) -> list[Cell]:
+    """The cells, with verdict INFERRED for those that pass with their neighbours, or the reason.
+
+    They pass with the config of both where the policy wants it in all bins between, both are within
+    an octave, and NCCL's own choice is known to be the same. By its cost model it then is: each
+    cell's time is a straight line in bytes (but for Tree's correction, which the model is asked
+    for), so what is cheapest at both ends is cheapest between.
+    """
+    found = {cell.key: cell for cell in cells}
+    for cell in cells:
+        unknown = cell.verdict is Verdict.REFUSED and not cell.runs
+        measured = fresh.measured_bins(supports[cell.place], cell.collective) if unknown else ()
+        if unknown and cell.bin not in measured:
+            reason = "it was not measured, and its neighbours did not both pass with this config"
+            found[cell.key] = replace(cell, reason=reason)
+    by_bin = sorted(cells, key=lambda cell: cell.key)
+    for _, group in groupby(by_bin, key=lambda cell: (cell.key[:4], cell.action)):
+        run = list(group)
+        for first, last in pairwise(i for i, cell in enumerate(run) if cell.runs):
+            if run[first].verdict is run[last].verdict is Verdict.PASSED:
+                for cell in run[first + 1 : last]:
+                    support = supports[cell.place]
+                    reason = _why_not_between(run[first], cell, run[last], support, fresh)
+                    verdict = cell.verdict if reason else Verdict.INFERRED
+                    reason = reason or "as its neighbours on both sides"
+                    found[cell.key] = replace(cell, verdict=verdict, reason=reason)
+    return [found[cell.key] for cell in cells]
+
+
+def _why_not_between(
+    below: Cell, cell: Cell, above: Cell, support: Support, fresh: FreshRuns
+) -> str:
+    """Why a bin does not pass with those on its sides, which passed with its config; empty: ok."""
+    losses = [each.loss for each in (below, above) if each.loss is not None]
+    if losses and (cell.loss is None or cell.loss < max(losses)):
+        return "its neighbours may lose the slack, and it may not"
+    if max(cell.bin - below.bin, above.bin - cell.bin) > BINS_PER_OCTAVE:
+        return "it was not measured, nor a bin within an octave on both sides"
+    if not fresh.one_default(support, cell.collective, [below.bin, cell.bin, above.bin]):
+        return "NCCL's own choice there is not known to be that of its neighbours"
+    return ""
+
+
+def write_gated(gated: Gated, policy_dir: Path, out: Path) -> None:
+    """Write the same policy, a manifest that restricts it, every verdict and a page to `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    shutil.copy(policy_dir / POLICY_NAME, out)
+    if (policy_dir / TRIGGER_NAME).is_file():
+        shutil.copy(policy_dir / TRIGGER_NAME, out)
+    text = json.dumps(gated.to_json(), indent=1)
+    (out / GATE_NAME).write_text(text + "\n", encoding="utf-8")
+    (out / "gate.html").write_text(render("gate.html", gated.to_show()), encoding="utf-8")
+    gated.manifest.write(out)  # which lists the files that are there
+
+
+def read_gated(policy_dir: Path) -> Gated | None:
+    """The gate's verdicts on the policy in a directory; None if it was not gated.
+
+    Raises CorruptFile when its file is damaged, and what `Manifest.read` raises.
+    """
+    path = policy_dir / GATE_NAME
+    if not path.is_file():
+        return None
+    manifest = Manifest.read(policy_dir)  # which also compares the file's hash
+    try:
+        raw = json.loads(path.read_bytes())
+        found = [Cell(**{**cell, "verdict": Verdict(cell["verdict"])}) for cell in raw["cells"]]
+        q = float(raw["q"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptFile(f"{path} is not what a gate writes: {error}; gate again") from error
+    wanted = {cell.key: cell for cell in found}
+    supports = table_supports(manifest)
+    every = [cell for support in supports for cell in abstaining_cells(support)]
+    return Gated(q, [wanted.get(cell.key, cell) for cell in every], manifest)
+
+
+#: Maximum number of planned repeats, and numbers for which the plan says what would pass.
+MOST_CYCLES: Final = 40
+TOLD_CYCLES: Final = (3, 4, 5, 8, 12, 20)
+#: Share of bins to pass, of those that can.
+POWER: Final = 0.8
+#: Bins with a smaller probability of passing at that number are left out.
+_LEAST_POWER: Final = 0.5
+#: Repeats in a run, in one process, and the variances of one measurement that they take away, of a
+#: config measured once and a default measured twice: the median of four normal draws has 0.298.
+_REPEATS: Final = 4
+_LESS_NOISE: Final = (1.0 - 0.298) + (0.5 - 0.298)
+
+
+@dataclass(frozen=True, slots=True)
+class _ExpectedGain:
+    """Expected gain of a bin beyond the noise band, or above the loss that it may have."""
+
+    cell: Cell
+    support: Support
+    #: Of ln(default / config), and in standard deviations of one run; None: unknown.
+    gain: float | None = None
+    effect: float = 0.0
+    #: Degrees of freedom that the other bins add to the gate's test.
+    prior: float = 0.0
+    #: Whether the training data measured this very bin.
+    is_own: bool = False
+
+    def power(self, cycles: int, level: float) -> float:
+        """Probability that the gate's test passes the bin."""
+        if self.gain is None:
+            return 0.0
+        freedom = cycles - 1 + self.prior
+        limit = stats.t.ppf(1.0 - level, freedom)
+        return float(stats.nct.sf(limit, freedom, self.effect * np.sqrt(cycles)))
+
+
+def plan_gate(
+    policy: TorchPolicy,
+    trained: FreshRuns,
+    base: Sweep,
+    write: Path,
+    *,
+    q: float,
+) -> dict[str, Any]:
+    """Write the fresh sweep for a policy into `write`, and say what the gate would make of it.
+
+    `trained` is what the policy was trained on; `base` the sweep whose cluster it is.
+
+    Returns `bins_wanted`, where the policy acts, `bins_planned` and of these `expected_to_pass`
+    alone; why bins are `left_out`, with their number; the number of `cycles`, and `by_runs` what
+    others would let pass (`_outlook`); the `sweep` as `collect.plan` says it, and `sweep_hours` of
+    the base by the same model; `is_cut`: fewer bins or runs than wanted, to take no longer than it.
+    Raises UserError where the policy wants nothing there, NotEnoughData where no bin could pass,
+    and InvalidSweep where the grid of `base` lacks a config.
+    """
+    manifest = policy.manifest
+    hopes = _expected(trained, _wanted(policy, base))
+    # Benjamini and Hochberg compare the last that passes with q times the share that does.
+    able = [hope for hope in hopes if hope.power(MOST_CYCLES, q / 2) >= _LEAST_POWER]
+    if not able:
+        raise NotEnoughData(
+            f"in none of the {len(hopes)} size bins in which the policy acts do the data that it "
+            f"was trained on show what {MOST_CYCLES} runs would tell from noise, for a test of "
+            f"{Gated(q, [], manifest).test}"
+        )
+    tried = range(MIN_RUNS, MOST_CYCLES)
+    enough = (n for n in tried if np.mean([hope.power(n, q / 2) for hope in able]) >= POWER)
+    cycles = next(enough, MOST_CYCLES)
+    kept, left_out = _kept(hopes, able)
+    name = _fresh_name(base.file.name, manifest)
+    fresh, plan = _fresh_sweep(base, name, kept, manifest, cycles)
+    sweep_hours = min(make_plan(base)["hours"], base.file.budget.max_hours or np.inf)
+    swept = [hope for hope in kept if hope.is_own]
+    is_cut = plan["hours"] > sweep_hours
+    if is_cut and swept:
+        reason = "sizes that the sweep lacked are left to their neighbours"
+        left_out[reason] = len(kept) - len(swept)
+        kept = swept
+        fresh, plan = _fresh_sweep(base, name, kept, manifest, cycles)
+    if is_cut and plan["hours"] > sweep_hours:
+        cycles = max(MIN_RUNS, int(cycles * sweep_hours / plan["hours"]))
+        fresh, plan = _fresh_sweep(base, name, kept, manifest, cycles)
+    write.write_text(fresh.text, encoding="utf-8")
+    return {
+        "name": name,
+        "bins_wanted": len(hopes),
+        "bins_planned": len(kept),
+        "cycles": cycles,
+        "expected_to_pass": _outlook(kept, cycles, q)["bins"],
+        "by_runs": [
+            _outlook(kept, n, q) | {"hours": plan["hours"] * n / cycles} for n in TOLD_CYCLES
+        ],
+        "left_out": left_out,
+        "sweep_hours": sweep_hours,
+        "is_cut": is_cut,
+        "sweep": plan,
+        "written": str(write),
+    }
+
+
+def _wanted(policy: TorchPolicy, base: Sweep) -> list[_ExpectedGain]:
+    """The bins in which the policy acts on the groups of a sweep; UserError where there is none."""
+    manifest = policy.manifest
+    groups = [group for group in base.file.groups if group.split is None]
+    shapes = {(group.num_nodes, group.ranks_per_node) for group in groups}
+    own = [s for s in table_supports(manifest) if s.system == base.file.system]
+    supports = [s for s in own if (s.num_nodes, s.ranks_per_node) in shapes]
+    if not supports:
+        known = ", ".join(sorted({s.system for s in manifest.supports}))
+        raise UserError(
+            f"sweep '{base.file.name}' is of system '{base.file.system}' and none of its groups "
+            f"has a table of this policy, which knows {known}; name its own sweep with --sweep"
+        )
+    if manifest.slack is not None and not base.file.runner.read_back:
+        raise UserError(
+            f"sweep '{base.file.name}' has runner.read_back = false, and with slack the gate "
+            "has to see how many channels ran: leave that line out"
+        )
+    wanted = [
+        _ExpectedGain(cell, support)
+        for support in supports
+        for cell in wanted_cells(policy, support)
+        if cell.is_wanted
+    ]
+    if not wanted:
+        raise UserError(
+            "the policy leaves every choice to NCCL on the groups of this sweep: there is nothing "
+            "to gate, and nothing to deploy"
+        )
+    return wanted
+
+
+def _outlook(kept: Sequence[_ExpectedGain], cycles: int, q: float) -> dict[str, float]:
+    """What would pass alone in so many `runs`: `bins`, and theirs in the gain of all (a share)."""
+    powers = np.array([hope.power(cycles, q / 2) for hope in kept])
+    gains = np.array([max(hope.gain or 0.0, 0.0) for hope in kept])
+    share = float(powers @ gains / max(gains.sum(), 1e-12))
+    return {"runs": cycles, "bins": float(powers.sum()), "share_of_gain": share}
+
+
+def _expected(trained: FreshRuns, hopes: Sequence[_ExpectedGain]) -> list[_ExpectedGain]:
+    """With the gain of each bin, or of the nearest one measured with its config."""
+    found, told = list(hopes), []
+    for i, hope in enumerate(hopes):
+        cell, least = hope.cell, trained.least_gain(hope.support, hope.cell)
+        for distance in range(REACH_BINS + 1):
+            near = sorted({cell.bin - distance, cell.bin + distance})
+            gains = trained.gains(hope.support, cell.collective, near, cell.action)
+            if least is not None and len(gains) > 1:
+                within = trained.within_runs(hope.support, cell.collective, near)
+                told.append((i, gains - least, within, distance == 0))
+                break
+    spread = shrunk([gains for _, gains, _, _ in told])
+    for each, variance, df in zip(told, *spread, strict=True):
+        i, gains, within, is_own = each
+        surely = float(np.mean(gains) - np.sqrt(variance / len(gains)))
+        # So few runs do not tell well how much of their noise is between them.
+        left = max(variance - _LESS_NOISE * within, variance / 4)
+        prior = float(df) - (len(gains) - 1)
+        effect = surely / float(np.sqrt(left))
+        found[i] = replace(found[i], gain=surely, effect=effect, prior=prior, is_own=is_own)
+    return found
+
+
+def _kept(
+    hopes: Sequence[_ExpectedGain], able: Sequence[_ExpectedGain]
+) -> tuple[list[_ExpectedGain], dict[str, int]]:
+    """The bins worth measuring: those that can pass, and those between two of them."""
+    reach: dict[tuple[object, ...], list[int]] = {}
+    for hope in able:
+        reach.setdefault((hope.cell.key[:4], hope.cell.action), []).append(hope.cell.bin)
+    kept, left_out = [], Counter[str]()
+    for hope in hopes:
+        bins = reach.get((hope.cell.key[:4], hope.cell.action), [])
+        if bins and min(bins) <= hope.cell.bin <= max(bins):
+            kept.append(hope)
+        elif hope.gain is None:
+            left_out["the data trained on do not tell its gain"] += 1
+        else:
+            left_out[f"its gain would not pass in {MOST_CYCLES} runs"] += 1
+    return kept, dict(left_out)
+
+
+def _fresh_sweep(
+    base: Sweep, name: str, kept: Sequence[_ExpectedGain], manifest: Manifest, cycles: int
+) -> tuple[Sweep, Plan]:
+    """The sweep of the bins, and its plan: single trials of the base's grid, NCCL's choice too.
+
+    All else is the base's: launcher, runner, iterations. Other launch profiles and what runs beside
+    are left out, as a gate takes neither. Raises UserError where no size can be measured.
+    """
+    file, configs = base.file, manifest.actions().configs
+    groups = [group for group in file.groups if group.split is None]
+    sizes, only = set[int](), dict[str, None]()
+    for hope, group, datatype in product(kept, groups, file.datatypes):
+        shape = group.num_nodes, group.ranks_per_node
+        if shape != (hope.support.num_nodes, hope.support.ranks_per_node):
+            continue
+        collective = Collective.parse(hope.cell.collective)
+        setting = Setting(collective, *shape, group.hosts, group.ranks_per_host, datatype)
+        for size in _sizes_in(hope.cell.bin, setting):
+            sizes.add(size)
+            for config in (ABSTAIN, configs[hope.cell.action]):
+                only[Trial(setting, size, config).key] = None
+    if not only:
+        raise UserError("none of the size bins holds a size of whole shares of a rank")
+    plain = ("profiles", "interference", "budget")
+    update = {key: SweepFile.model_fields[key].default for key in plain} | {
+        "name": name,
+        "sizes": Sizes(list=tuple(sorted(sizes))),
+        "only": tuple(only),
+        "cycles": cycles,
+        "strategy": StrategySettings(repeats=_REPEATS),
+        # Other noise, as other runs have.
+        "simulator": file.simulator.model_copy(update={"seed": file.simulator.seed + 1}),
+    }
+    head = f"Fresh runs of sweep {file.name} for a gate, by dynamiccl-evaluate gate --plan."
+    text = sweep_text(file.model_copy(update=update), head=head)
+    fresh = parse_sweep(text, where="the fresh sweep")
+    return fresh, make_plan(fresh)
+
+
+def _sizes_in(index: int, setting: Setting) -> list[int]:
+    """A size that is in the bin after nccl-tests' rounding, if there is one."""
+    first, end = bin_first_byte(index), bin_first_byte(index + 1)
+    whole = RANK_GRAIN_BYTES * setting.num_ranks
+    # The ladder's sizes double exactly, so one process walks many of them.
+    tried = (*octave_ladder(first, end - 1, 4), -(-bin_center_bytes(index) // whole) * whole)
+    return [s for s in tried if size_bin(setting.benchmark_bytes(s)) == index][:1]
+
+
+def _fresh_name(base: str, manifest: Manifest) -> str:
+    """A sweep name that no run of the policy has."""
+    taken = {run.split("/")[1] for run in manifest.runs}
+    names = (f"{base}-fresh{number or ''}" for number in range(len(taken) + 1))
+    return next(name for name in names if name not in taken)

@@ -1,1 +1,0 @@
-"""Gaussian processes that predict times, and a policy that acts only where confident."""

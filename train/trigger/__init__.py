@@ -1,1 +1,0 @@
-"""The Trigger: a forecast of quiet call times, and a CUSUM test for slower ones."""

@@ -1,0 +1,604 @@
+"""Trains a Trigger on a data set: quiet series in, thresholds, a tracked run and `trigger.pt` out.
+
+A *series* is calls of one task key under one config, in order: from the `calls` of jobs, and from
+the per-iteration times of sweeps that ran alone. Averages of nccl-tests, which vary less than calls
+do, are used only where there is nothing else, and that is told.
+
+The forecaster learns from quiet calls with injected slowdowns; the target is the quiet time. The
+module runs as it will be deployed, its history frozen while a sum is above zero, so that the LSTM
+learns what is worth knowing of a history with holes in it.
+
+Thresholds keep a false alarm rate, by simulated run lengths: the whole detector runs on streams
+drawn from quiet calls, without a threshold. Where its sums leave zero and come back there is one
+*excursion*; a threshold has as many false alarms as there are excursions that reach it. Far out in
+the tail the peaks of excursions are exponential (a random walk with negative drift), and that is
+fitted to the largest.
+"""
+
+import copy
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import torch
+from torch import nn
+
+from dynamiccl.datasets.cells import CELL_COLUMNS, REPEAT_COLUMNS, quiet, tuned, usable
+from dynamiccl.datasets.manifest import TRIGGER_FACTS_NAME, TRIGGER_FOLDER, TRIGGER_NAME
+from dynamiccl.datasets.steps import CALLS_USED, STREAM_COLUMNS, timed_calls
+from dynamiccl.datasets.store import content_hash, part_paths, read, scan
+from dynamiccl.errors import NotEnoughData, UserError
+from dynamiccl.train import tracking
+from dynamiccl.train.policy import save_script, script
+from dynamiccl.train.trigger import (
+    RUNGS,
+    SMALLEST_SLOWDOWN,
+    WARM_UP,
+    Detector,
+    FloatArray,
+    TriggerModule,
+)
+
+#: Told of the work in hand, and how much of it is done.
+Progress = Callable[[str, int, int], None]
+#: Log times (N,) to alarms (N,), with a state of its own.
+Watch = Callable[[FloatArray], npt.NDArray[np.bool_]]
+#: Calls below which a series says nothing of its own.
+SHORTEST: Final = 8
+#: Quiet calls that a Trigger needs, all in all.
+FEWEST: Final = 256
+#: Repeats of a cell that make a series of averages.
+FEWEST_REPEATS: Final = 3
+#: A stretch whose running median over so many calls exceeds the series' median by so much of the
+#: time, and by its scale, was not quiet.
+_STRETCH: Final = 33
+_NOT_QUIET: Final = 0.10
+#: Calls that are drawn in a row: what they have in common stays.
+BLOCK: Final = 64
+_MAD: Final = 0.6745
+#: Of each series, what the forecaster is trained on; thresholds come from the rest.
+TRAINING_SHARE: Final = 0.6
+#: Training steps; streams side by side; calls and number of chunks that gradients go back over.
+STEPS: Final = 80
+_WIDTH: Final = 192
+_CHUNK: Final = 40
+_CHUNKS: Final = 8
+_LEARNING_RATE: Final = 5e-3
+#: Steps between two looks at calls that are not trained on, and calls of each stream there.
+_LOOK: Final = 20
+JUDGED_CALLS: Final = 1_000
+#: Losses are logged as means of so many steps.
+_EVERY: Final = 10
+#: Slowdowns that are put in: factors, and calls that they last, both log-uniform.
+_SLOWEST: Final = 3.0
+_LONGEST: Final = 200.0
+_SLOWED: Final = 0.5
+#: What is wanted where nobody says otherwise.
+FALSE_ALARMS_PER_1E5: Final = 0.5
+#: Quiet calls that are run for each rung, in so many streams side by side, of so many calls each:
+#: as long as streams live in a job, roughly.
+CALLS_PER_RUNG: Final = 1_000_000
+_STREAMS: Final = 500
+_LENGTH: Final = 2_000
+#: Peaks that the tail is fitted to.
+_TAIL: Final = 100
+#: No threshold while excursions are looked for; streams that get here begin anew.
+_NO_THRESHOLD: Final = 1000.0
+#: Slowdowns of which delays are told; streams, calls of each that are quiet, and calls in which an
+#: alarm has to come.
+_FACTORS: Final = (SMALLEST_SLOWDOWN, 1.5)
+_ONSETS: Final = 500
+_KNOWN: Final = 256
+_HORIZON: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesCounts:
+    """How many times of a data set were used, and why others were not."""
+
+    calls: int
+    iterations: int
+    #: Averages of nccl-tests, used only without the two above.
+    averages: int
+    #: Calls in stretches that were not quiet, left out.
+    disturbed: int
+    #: Calls without a time from all ranks, or of traces that do not tell what ran; left out.
+    unusable: int
+    series: int
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Standardised quiet calls: (log time - median) / robust sigma; series are concatenated."""
+
+    values: FloatArray
+    #: Log size less its mean, per call.
+    sizes: FloatArray
+    #: First call of each series, and the end of the last.
+    starts: npt.NDArray[np.int64]
+    #: Robust sigma of log time of each series.
+    scales: FloatArray
+
+    @classmethod
+    def of(cls, times: Sequence[FloatArray], sizes: Sequence[FloatArray]) -> Self:
+        """Standardise series of log times, with their log sizes."""
+        middles = [np.median(each) for each in times]
+        scales = [
+            max(float(np.median(np.abs(each - middle))) / _MAD, 1e-4)
+            for each, middle in zip(times, middles, strict=True)
+        ]
+        values = [(t - m) / s for t, m, s in zip(times, middles, scales, strict=True)]
+        return cls(
+            np.concatenate(values).astype(np.float32),
+            np.concatenate([each - each.mean() for each in sizes]).astype(np.float32),
+            np.cumsum([0, *map(len, times)]),
+            np.array(scales, dtype=np.float32),
+        )
+
+    @property
+    def usual_scale(self) -> float:
+        """The scale of the median call."""
+        lengths = np.diff(self.starts)
+        order = np.argsort(self.scales)
+        middle = np.searchsorted(np.cumsum(lengths[order]), lengths.sum() / 2)
+        return float(self.scales[order][middle])
+
+    def split(self, share: float) -> tuple["Series", "Series"]:
+        """The first fraction `share` of every series, and the rest."""
+        lengths = np.diff(self.starts)
+        ends = self.starts[:-1] + np.maximum((lengths * share).astype(np.int64), 1)
+        owner = np.repeat(np.arange(len(lengths)), lengths)
+        is_first = np.arange(len(self.values)) < ends[owner]
+        return self._where(is_first, owner), self._where(~is_first, owner)
+
+    def _where(self, kept: npt.NDArray[np.bool_], owner: npt.NDArray[np.int64]) -> "Series":
+        counts = np.bincount(owner[kept], minlength=len(self.scales))
+        starts = np.concatenate([[0], np.cumsum(counts[counts > 0])])
+        return Series(self.values[kept], self.sizes[kept], starts, self.scales[counts > 0])
+
+    def draw(
+        self, random: np.random.Generator, count: int, steps: int
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Streams by moving blocks: values and sizes (steps, count), and scales (count,).
+
+        A stream keeps to one series where that has some blocks; short ones are mixed among
+        themselves. Within a block everything stays as it was.
+        """
+        lengths = np.diff(self.starts)
+        blocks = -(-steps // BLOCK)
+        whole = random.choice(len(lengths), size=count, p=lengths / lengths.sum())
+        owner = np.repeat(whole[None], blocks, axis=0)
+        short = lengths[whole] < 4 * BLOCK
+        others = random.choice(len(lengths), size=(blocks, count), p=lengths / lengths.sum())
+        owner[:, short] = others[:, short]
+        begin = (random.random((blocks, count)) * lengths[owner]).astype(np.int64)
+        # Around the end of a series it goes on with its beginning.
+        at = (begin[:, None] + np.arange(BLOCK)[None, :, None]) % lengths[owner][:, None]
+        index = (self.starts[owner][:, None] + at).reshape(blocks * BLOCK, count)[:steps]
+        return self.values[index], self.sizes[index], self.scales[whole]
+
+
+def read_series(data_dir: Path) -> tuple[Series, SeriesCounts]:
+    """The quiet series of a data directory.
+
+    Raises what reading raises, and NotEnoughData with fewer than FEWEST calls.
+    """
+    calls, unusable = _call_series(data_dir) if part_paths(data_dir, "calls") else ([], 0)
+    frame = quiet(tuned(usable(read(data_dir)))) if part_paths(data_dir) else None
+    iterations = [] if frame is None else _iteration_series(frame)
+    pairs, shortest = [*calls, *iterations], SHORTEST
+    averages: list[_Pair] = []
+    if frame is not None and _calls_of(pairs) < FEWEST:
+        pairs, shortest = (averages := _average_series(frame)), FEWEST_REPEATS
+    kept = [_quiet_calls(times) for times, _ in pairs]
+    disturbed = sum(int((~each).sum()) for each in kept)
+    pairs = [(t[k], s[k]) for (t, s), k in zip(pairs, kept, strict=True) if k.sum() >= shortest]
+    total = _calls_of(pairs)
+    if total < FEWEST:
+        raise NotEnoughData(
+            f"{data_dir} holds {total} quiet calls in series and {FEWEST} are needed"
+            f"{f' ({unusable} calls have no time or config)' if unusable else ''}; import a "
+            "job's recorded calls (DYNAMICCL_CALLS_DIR, 'dynamiccl-collect import'), or sweep with "
+            "nccl-tests that report each iteration"
+        )
+    used = _calls_of(calls), _calls_of(iterations), _calls_of(averages)
+    counts = SeriesCounts(*used, disturbed, unusable, len(pairs))
+    return Series.of([t for t, _ in pairs], [s for _, s in pairs]), counts
+
+
+#: Log times and log sizes of a series.
+_Pair = tuple[FloatArray, FloatArray]
+
+
+def _calls_of(pairs: Sequence[_Pair]) -> int:
+    return sum(len(times) for times, _ in pairs)
+
+
+def _call_series(data_dir: Path) -> tuple[list[_Pair], int]:
+    """The series of recorded calls, and how many calls could not be used."""
+    recorded = tuned(scan(data_dir, "calls").select(CALLS_USED).collect())
+    rows = timed_calls(recorded)
+    groups = rows.group_by(STREAM_COLUMNS, maintain_order=True).agg(
+        pl.col("time_us").log(), pl.col("size_bytes").cast(pl.Float64).log()
+    )
+    pairs = groups.select("time_us", "size_bytes").iter_rows()
+    found = [
+        (np.asarray(time, np.float32), np.asarray(size, np.float32))
+        for time, size in pairs
+        if len(time) >= SHORTEST
+    ]
+    return found, recorded.height - rows.height
+
+
+def _iteration_series(frame: pl.DataFrame) -> list[_Pair]:
+    found = frame["iteration_times_us"].drop_nulls()
+    arrays = [np.log(np.asarray(each, dtype=np.float32)) for each in found if len(each)]
+    return [(a, np.zeros_like(a)) for a in arrays if len(a) >= SHORTEST]
+
+
+def _average_series(frame: pl.DataFrame) -> list[_Pair]:
+    ordered = frame.sort(REPEAT_COLUMNS).group_by(CELL_COLUMNS, maintain_order=True)
+    cells = ordered.agg(pl.col("time_us").log())["time_us"]
+    arrays = [np.asarray(each, dtype=np.float32) for each in cells]
+    return [(a, np.zeros_like(a)) for a in arrays if len(a) >= FEWEST_REPEATS]
+
+
+def _quiet_calls(log_time: FloatArray) -> npt.NDArray[np.bool_]:
+    """Which calls of a series are outside of slow stretches."""
+    if len(log_time) < 2 * _STRETCH:
+        return np.ones(len(log_time), dtype=np.bool_)
+    middle = np.median(log_time)
+    scale = np.median(np.abs(log_time - middle)) / _MAD
+    running = pl.Series(log_time).rolling_median(_STRETCH, center=True).to_numpy()
+    limit = middle + max(np.log1p(_NOT_QUIET), float(scale))
+    slow = np.nan_to_num(running, nan=float(middle)) > limit
+    # The median turns half a window late on both sides.
+    reach = np.convolve(slow, np.ones(_STRETCH, dtype=np.int64), mode="same") > 0
+    return np.asarray(~reach)
+
+
+class Peaks:
+    """Peaks of the excursions of a statistic above zero, over N streams."""
+
+    def __init__(self, width: int, floor: float = 0.0) -> None:
+        """Peaks up to `floor` are dropped."""
+        self._peak = np.zeros(width)
+        self._found: list[npt.NDArray[np.float64]] = []
+        self._floor = floor
+        self.calls = 0
+
+    def take(self, statistic: npt.NDArray[Any], at_rest: npt.NDArray[np.bool_]) -> None:
+        """Add the statistic (N,) after one call of each stream, and where its excursion ended."""
+        self.calls += len(statistic)
+        np.maximum(self._peak, statistic, out=self._peak)
+        self._end(at_rest)
+
+    def end(self) -> None:
+        """End all streams and their excursions."""
+        self._end(np.ones(len(self._peak), dtype=np.bool_))
+
+    def _end(self, where: npt.NDArray[np.bool_]) -> None:
+        ended = where & (self._peak > self._floor)
+        if ended.any():
+            self._found.append(self._peak[ended])
+        self._peak[where] = 0.0
+
+    def all(self) -> npt.NDArray[np.float64]:
+        """The peaks of all ended excursions, largest first."""
+        return np.sort(np.concatenate([np.zeros(0), *self._found]))[::-1]
+
+    def threshold(self, per_call: float) -> float:
+        """The threshold that a fraction `per_call` of calls would cross.
+
+        Raises ValueError without any peak.
+        """
+        peaks, wanted = self.all(), per_call * self.calls
+        if len(peaks) == 0:
+            raise ValueError("a statistic that never left its rest has no threshold")
+        if wanted >= _TAIL and wanted < len(peaks):
+            return float(peaks[int(wanted)])
+        count = min(_TAIL, max(len(peaks) // 2, 1))
+        base = peaks[count - 1]
+        mean_excess = float(np.mean(peaks[:count] - base))
+        return float(base + mean_excess * np.log(count / wanted))
+
+
+def scale_of_rung(rung: float) -> float:
+    """The noise (robust sigma of log time) of a rung."""
+    return 0.5 * float(np.log(SMALLEST_SLOWDOWN)) / rung
+
+
+def find_peaks(
+    module: TriggerModule,
+    series: Series,
+    calls_per_rung: int,
+    *,
+    seed: int,
+    progress: Progress = lambda _what, _done, _total: None,
+) -> list[Peaks]:
+    """Run the detector on quiet streams at the noise of each rung; the peaks of each."""
+    random = np.random.default_rng(seed)
+    without = copy.deepcopy(module)
+    without.set_thresholds([_NO_THRESHOLD] * len(RUNGS))
+    scripted: Any = script(without)  # a fifth faster
+    length = min(_LENGTH, max(calls_per_rung // _STREAMS, 1))
+    rounds = max(calls_per_rung // (_STREAMS * length), 1)
+    found = []
+    for number, rung in enumerate(RUNGS):
+        peaks = Peaks(_STREAMS, floor=1.0)
+        for turn in range(rounds):
+            values, sizes, _ = series.draw(random, _STREAMS, length)
+            times = torch.from_numpy(values * np.float32(scale_of_rung(rung)) + np.float32(5.0))
+            with torch.inference_mode():
+                state = scripted.new_state(_STREAMS)
+                for now, size in zip(times, torch.from_numpy(sizes), strict=True):
+                    state, _, _ = scripted(state, now, size)
+                    sums = state[:, 3:5].amax(dim=1).numpy()
+                    peaks.take(sums, sums <= 0.0)
+            peaks.end()
+            progress("calibrating", number * rounds + turn + 1, rounds * len(RUNGS))
+        found.append(peaks)
+    return found
+
+
+def watch_with(module: Any, width: int) -> Watch:
+    """A Trigger over `width` new streams; alarms of both directions count."""
+    detector, streams = Detector(module), np.arange(width)
+    return lambda log_time: detector.observe(streams, log_time)[0] != 0
+
+
+def delays_of(watch: Watch, log_time: FloatArray, onset: int) -> FloatArray:
+    """Calls from the onset (the first slow call is 1) to the alarm; infinite where none came.
+
+    Of streams (T, N) that are slow from call `onset` on; those that were alarmed before are left
+    out.
+    """
+    found = np.full(log_time.shape[1], np.inf, dtype=np.float32)
+    before = np.zeros(log_time.shape[1], dtype=np.bool_)
+    for number, times in enumerate(log_time):
+        now = watch(times)
+        if number < onset:
+            before = now
+        else:
+            found[now & np.isinf(found)] = number - onset + 1
+            if not np.isinf(found[~before]).any():
+                break
+    return found[~before]
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The losses of a training, and `forecast_error` on held-out series."""
+
+    #: Of each step, in scales.
+    losses: list[float]
+    #: Before any step, when the forecast is the level alone.
+    level_error: float
+    #: Of the state that was kept.
+    error: float
+
+
+def train(
+    module: TriggerModule,
+    series: Series,
+    held_out: Series,
+    *,
+    steps: int,
+    seed: int,
+    progress: Progress = lambda _what, _done, _total: None,
+) -> Training:
+    """Fit the LSTM; the state with the least error on quiet calls of `held_out` is kept.
+
+    That is the untrained one, whose forecast is the level alone, where nothing can be learned.
+    """
+    level_error = forecast_error(module, held_out, seed=seed)
+    best = (level_error, copy.deepcopy(module.state_dict()))
+    random = np.random.default_rng(seed)
+    optimizer = torch.optim.Adam(module.parameters(), lr=_LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
+    losses = []
+    module.train()
+    for step in range(steps):
+        streams = _streams(series, random)
+        state = module.new_state(_WIDTH)
+        total = 0.0
+        for chunk in range(_CHUNKS):
+            optimizer.zero_grad()
+            state, loss = _loss(module, state.detach(), streams, chunk)
+            loss.backward()
+            nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+            optimizer.step()
+            total += loss.item()
+        schedule.step()
+        losses.append(total / _CHUNKS)
+        progress("training", step + 1, steps)
+        if (step + 1) % _LOOK == 0 or step + 1 == steps:
+            error = forecast_error(module, held_out, seed=seed)
+            if error < best[0]:
+                best = (error, copy.deepcopy(module.state_dict()))
+    module.load_state_dict(best[1])
+    module.eval()
+    return Training(losses, level_error, best[0])
+
+
+def forecast_error(module: TriggerModule, series: Series, *, seed: int) -> float:
+    """Mean absolute error of the forecast on quiet calls of a series, in scales."""
+    random = np.random.default_rng(seed)
+    values, sizes, scales = series.draw(random, _WIDTH, JUDGED_CALLS)
+    times = torch.from_numpy(values * scales + np.float32(5.0))
+    state, errors = module.new_state(_WIDTH), []
+    with torch.inference_mode():
+        for number, (time, size) in enumerate(zip(times, torch.from_numpy(sizes), strict=True)):
+            state, _, _, forecast = module.step(state, time, size)
+            if number >= WARM_UP:
+                errors.append(((time - forecast).abs() / torch.from_numpy(scales)).mean().item())
+    return float(np.mean(errors))
+
+
+def _streams(series: Series, random: np.random.Generator) -> tuple[torch.Tensor, ...]:
+    """Times, sizes, quiet times (each (steps, width)) and scales (width,)."""
+    steps = WARM_UP + _CHUNK * _CHUNKS
+    values, sizes, scales = series.draw(random, _WIDTH, steps)
+    quiet = values * scales + random.uniform(1.0, 12.0, _WIDTH).astype(np.float32)
+    onset = random.integers(WARM_UP, steps, _WIDTH)
+    length = np.exp(random.uniform(0.0, np.log(_LONGEST), _WIDTH))
+    factor = np.exp(random.uniform(0.0, np.log(_SLOWEST), _WIDTH))
+    factor = np.where(random.random(_WIDTH) < _SLOWED, factor, 1.0)
+    at = np.arange(steps)[:, None]
+    slow = (at >= onset) & (at < onset + length)
+    times = quiet + np.where(slow, np.log(factor), 0.0).astype(np.float32)
+    return tuple(torch.from_numpy(np.ascontiguousarray(a)) for a in (times, sizes, quiet, scales))
+
+
+def _loss(
+    module: TriggerModule, state: torch.Tensor, streams: tuple[torch.Tensor, ...], chunk: int
+) -> tuple[torch.Tensor, Any]:
+    times, sizes, quiet, scales = streams
+    first = WARM_UP + _CHUNK * chunk
+    if chunk == 0:
+        with torch.no_grad():
+            for at in range(WARM_UP):
+                state, _, _ = module(state, times[at], sizes[at])
+    losses = []
+    for at in range(first, first + _CHUNK):
+        state, _, _, forecast = module.step(state, times[at], sizes[at])
+        # Absolute errors: what is forecast is the median, as heavy tails ask for.
+        losses.append(((quiet[at] - forecast) / scales).abs().clamp(max=5.0).mean())
+    return state, torch.stack(losses).mean()
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerFacts:
+    """The facts stored beside `trigger.pt`."""
+
+    false_alarms_per_1e5: float
+    #: Reference value of the CUSUM (in robust sigmas) -> threshold.
+    thresholds: dict[str, float]
+    #: Robust sigma of log time of the site's usual quiet call.
+    usual_scale: float
+    warm_up_calls: int
+    smallest_slowdown: float
+    #: Mean absolute error on quiet calls that were not trained on, in robust sigmas.
+    level_error: float
+    forecast_error: float
+    counts: SeriesCounts
+    #: Averages of nccl-tests stood in for calls, which vary more.
+    from_averages: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerSummary:
+    """Summary of a training run."""
+
+    run_id: str
+    run_directory: str
+    seconds: float
+    facts: TriggerFacts
+    #: `delay_1_5x_calls` and so on: median calls at the site's usual noise; null: not in 500.
+    delays: dict[str, float | None]
+
+
+def make_trigger(
+    series: Series,
+    false_alarms_per_1e5: float = FALSE_ALARMS_PER_1E5,
+    *,
+    seed: int = 0,
+    progress: Progress = lambda _what, _done, _total: None,
+) -> tuple[TriggerModule, Training]:
+    """A trained and calibrated Trigger, and its training history."""
+    torch.manual_seed(seed)
+    training, rest = series.split(TRAINING_SHARE)
+    module = TriggerModule(series.usual_scale)
+    trained = train(module, training, rest, steps=STEPS, seed=seed, progress=progress)
+    peaks = find_peaks(module, rest, CALLS_PER_RUNG, seed=seed + 1, progress=progress)
+    module.set_thresholds([each.threshold(false_alarms_per_1e5 * 1e-5) for each in peaks])
+    return module, trained
+
+
+def fit_trigger(
+    data_dir: Path,
+    false_alarms_per_1e5: float = FALSE_ALARMS_PER_1E5,
+    *,
+    experiment: str,
+    tracking_uri: str,
+    seed: int = 0,
+    progress: Progress = lambda _what, _done, _total: None,
+) -> TriggerSummary:
+    """Train, calibrate, export and track.
+
+    Raises what reading the data raises, NotEnoughData without quiet series, and UserError for a
+    rate or a tracking URI that cannot be used.
+    """
+    if not 0.0 < false_alarms_per_1e5 <= 1000.0:
+        raise UserError(
+            f"{false_alarms_per_1e5} false alarms in 100,000 calls cannot be wanted; take 0.5, or "
+            "anything above 0 and up to 1000"
+        )
+    series, counts = read_series(data_dir)
+    name, asked = f"trigger-seed{seed}", {"false_alarms_per_1e5": false_alarms_per_1e5}
+    with tracking.start_run(tracking_uri, experiment, name, {"kind": "trigger"}) as run:
+        params = {f"series_{key}": value for key, value in asdict(counts).items()}
+        run.begin(
+            data_dir,
+            content_hash(data_dir),
+            {"recipe": "trigger", "seed": seed, "steps": STEPS, **asked, **params},
+            f"A Trigger, which tells interference by the times of calls in `{data_dir}`.",
+        )
+        started = time.monotonic()
+        module, trained = make_trigger(series, **asked, seed=seed, progress=progress)
+        seconds = time.monotonic() - started
+        for step in range(0, len(trained.losses), _EVERY):
+            loss = float(np.mean(trained.losses[step : step + _EVERY]))
+            run.log({"loss": loss}, step=step)
+        pairs = zip(RUNGS, module.thresholds.tolist(), strict=True)
+        facts = TriggerFacts(
+            **asked,
+            thresholds={f"{rung:.3f}": threshold for rung, threshold in pairs},
+            usual_scale=series.usual_scale,
+            warm_up_calls=WARM_UP,
+            smallest_slowdown=SMALLEST_SLOWDOWN,
+            level_error=trained.level_error,
+            forecast_error=trained.error,
+            counts=counts,
+            from_averages=counts.averages > 0,
+        )
+        delays = {
+            f"delay_{factor:g}x_calls".replace(".", "_"): _delay(module, series, factor)
+            for factor in _FACTORS
+        }
+        metrics = {
+            **{f"threshold_{key}": value for key, value in facts.thresholds.items()},
+            **{key: value for key, value in delays.items() if value is not None},
+            "level_error": facts.level_error,
+            "forecast_error": facts.forecast_error,
+            "train_seconds": seconds,
+        }
+        run.log(metrics, step=STEPS)
+        place = str(run.directory or run.artifact_uri)
+        summary = TriggerSummary(run.run_id, place, seconds, facts, delays)
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) / TRIGGER_FOLDER
+            folder.mkdir()
+            save_script(module, folder / TRIGGER_NAME)
+            text = json.dumps(asdict(facts), indent=1) + "\n"
+            (folder / TRIGGER_FACTS_NAME).write_text(text, encoding="utf-8")
+            run.finish(summary, Path(scratch))
+    return summary
+
+
+def _delay(module: TriggerModule, series: Series, factor: float) -> float | None:
+    """Median calls from onset to alarm at the site's usual noise; None: not within _HORIZON."""
+    random = np.random.default_rng(11)
+    values, _, _ = series.split(TRAINING_SHARE)[1].draw(random, _ONSETS, _KNOWN + _HORIZON)
+    log_time = values * np.float32(series.usual_scale) + np.float32(5.0)
+    log_time[_KNOWN:] += np.float32(np.log(factor))
+    found = delays_of(watch_with(script(module), _ONSETS), log_time, _KNOWN)
+    middle = float(np.median(found))
+    return middle if np.isfinite(middle) else None
