@@ -251,9 +251,12 @@ def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Lo
 
 
 def near(by_bin: dict[int, dict[str, Losses]], index: int) -> dict[str, Losses]:
-    """The losses of the size bin that lies nearest, within an octave; empty where none does."""
-    near_by = [other for other in by_bin if abs(other - index) <= BINS_PER_OCTAVE]
-    return by_bin[min(near_by, key=lambda other: abs(other - index))] if near_by else {}
+    """Of each kind of products the losses of its nearest size bin within an octave."""
+    within = [other for other in by_bin if abs(other - index) <= BINS_PER_OCTAVE]
+    found: dict[str, Losses] = {}
+    for other in sorted(within, key=lambda other: abs(other - index)):
+        found = by_bin[other] | found
+    return found
 
 
 def losses_at(losses: dict[str, Losses], configs: Sequence[Config]) -> tuple[Floats, Floats]:

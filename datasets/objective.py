@@ -73,8 +73,8 @@ def sure_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us
 def change_of_task_us(longer: Floats, loss: Floats, task: JobTask) -> Floats:
     """(A,) `sure_change_us` of a job's mean call that takes `longer` (E, A) times NCCL's own time.
 
-    The most by any of the E kinds of compute that `loss` (E, A) is of, and for the rank whose
-    kernel waits as for the one for which the others wait; NaN where a loss is not known.
+    The most by any of the E kinds of compute whose `loss` (E, A) is known, and for the rank whose
+    kernel waits as for the one for which the others wait; NaN where none is known.
     """
     times, compute_us = task.time_us * longer, np.array(task.compute_us)[:, None]
     times[:, 0] = task.time_us
@@ -83,7 +83,7 @@ def change_of_task_us(longer: Floats, loss: Floats, task: JobTask) -> Floats:
         sure_change_us(times, loss, np.array(each * task.time_us), each * compute_us).mean(axis=0)
         for each in (1.0, 1.0 + task.skew_us / task.time_us)
     ]
-    return np.asarray(np.max(changes, axis=(0, 1)))
+    return np.asarray(np.fmax.reduce(np.concatenate(changes)))
 
 
 def may_take(loss: Floats, task: JobTask) -> Floats:

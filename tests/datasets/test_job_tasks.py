@@ -9,7 +9,7 @@ import pytest
 
 from dynamiccl.datasets.job_tasks import losses_at, losses_of, near, placed_calls
 from dynamiccl.datasets.manifest import JobTask, Losses
-from dynamiccl.datasets.objective import change_of_task_us
+from dynamiccl.datasets.objective import change_of_task_us, may_take
 from dynamiccl.evaluate.job.calls import job_of
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.sizes import size_bin
@@ -85,14 +85,32 @@ def test_without_nccls_own_choice_and_in_other_environments_nothing_is_said() ->
     assert losses_of(frame(*rows)) == {}
 
 
-def test_the_nearest_size_within_an_octave_tells() -> None:
-    by_bin: dict[int, dict[str, Losses]] = {
-        40: {"1": {"": (0.1, 0.0, 1.0)}},
-        44: {"2": {"": (0.2, 0.0, 1.0)}},
-    }
-    assert near(by_bin, 41) == by_bin[40]
-    assert near(by_bin, 47) == by_bin[44]
+def test_beside_each_kind_the_nearest_size_within_an_octave_tells() -> None:
+    plain: dict[str, Losses] = {"4096": {"": (0.1, 0.0, 1.0)}}
+    by_bin = {40: plain, 44: {"8192": {"": (0.2, 0.0, 1.0)}}, 48: {"4096": {"": (0.3, 0.0, 1.0)}}}
+    assert near(by_bin, 37) == plain
+    assert near(by_bin, 41) == plain | by_bin[44]
+    assert near(by_bin, 47) == by_bin[48] | by_bin[44]
     assert near(by_bin, 60) == {}
+
+
+def test_what_was_measured_beside_one_kind_counts_without_the_other() -> None:
+    """Two channels were measured beside both, four beside one: each kind that knows must agree."""
+    losses: dict[str, Losses] = {
+        "4096": {"": (0.2, 0.0, 1.0), "Ring/LL/2ch": (0.02, 0.0, 1.0)},
+        "8192": {
+            "": (0.2, 0.0, 1.0),
+            "Ring/LL/2ch": (0.6, 0.0, 1.0),
+            "Ring/LL/4ch": (0.04, 0.0, 1.0),
+        },
+    }
+    configs = [ABSTAIN, *(Config(Algorithm.Ring, Protocol.LL, n) for n in (2, 4, 8))]
+    lost, longer = losses_at(losses, configs)
+    job = JobTask(("AllReduce", 1, 8, 40), 100.0, 0.0, [1_000.0], losses)
+    own, two, four, eight = change_of_task_us(longer, lost, job)
+    assert (own, two > 10.0, four < -5.0, np.isnan(eight)) == (0.0, True, True, True)
+    one, two, four, eight = may_take(lost, job)
+    assert (one, two, four > 1.05, eight) == (1.0, 1.0, True, 1.0)
 
 
 def test_own_choice_surely_costs_less_than_measured_and_others_more() -> None:
