@@ -12,7 +12,6 @@ import typer
 
 from dynamiccl import cli
 from dynamiccl.datasets.features import Observations
-from dynamiccl.datasets.job_tasks import slack_of
 from dynamiccl.datasets.manifest import (
     BRAIN_NAME,
     GATE_NAME,
@@ -26,7 +25,14 @@ from dynamiccl.datasets.manifest import (
     find_trigger_in,
     with_shape,
 )
-from dynamiccl.datasets.options import Hidden, MaxChannels, Objective, SlackShare, SmPrice
+from dynamiccl.datasets.objective import (
+    Hidden,
+    MaxChannels,
+    Objective,
+    SlackShare,
+    SmPrice,
+    slack_of,
+)
 from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.doctor import Machine
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, UnknownName, UserError

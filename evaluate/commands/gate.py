@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dynamiccl import cli
-from dynamiccl.datasets.options import Hidden, MaxChannels, Objective, SlackShare, SmPrice
+from dynamiccl.datasets.objective import Hidden, MaxChannels, Objective, SlackShare, SmPrice
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import Json, RunStore, stderr
@@ -102,7 +102,7 @@ def gate_command(
 
 def _load(asked: _Asked) -> tuple["TorchPolicy", Path]:
     """A policy, as its tables would be made with the slack that was asked for, and its folder."""
-    from dynamiccl.datasets.job_tasks import slack_of
+    from dynamiccl.datasets.objective import slack_of
     from dynamiccl.train.policy import TorchPolicy
     from dynamiccl.train.tracking import policy_directory
 

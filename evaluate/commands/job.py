@@ -7,7 +7,7 @@ import polars as pl
 import typer
 
 from dynamiccl import cli
-from dynamiccl.datasets.options import SmPrice
+from dynamiccl.datasets.objective import SmPrice
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.commands.options import Json, RunStore
 

@@ -11,7 +11,7 @@ call is longer in all of its exposed part, and in the hidden one by what compute
 (`compute_ratio`).
 
 A hidden call slows the compute beside it: what it gives back is told by rows beside matrix products
-(job_tasks.py) or by a price of a channel, of several kinds of compute by the least and the most of
+(objective.py) or by a price of a channel, of several kinds of compute by the least and the most of
 them. Without either a longer call takes more from compute, and a shorter one gives some back, which
 widens the interval.
 

@@ -17,7 +17,7 @@ import polars as pl
 from dynamiccl.belief import Belief, doubted, neighbours, prior_of
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import run_names, task_grid
-from dynamiccl.datasets.job_tasks import losses_at, losses_of, near, priced
+from dynamiccl.datasets.objective import losses_at, losses_of, near, priced
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.splits import Split
 from dynamiccl.drawn_worlds import Cell, Floats, Grid, Ints

@@ -11,9 +11,8 @@ import torch
 from dynamiccl.datasets.cells import cell_times, interfered, noise_bands, quiet
 from dynamiccl.datasets.features import CONTEXT_COLUMN, HISTORY_SLICE
 from dynamiccl.datasets.history import WINDOW_COLUMN
-from dynamiccl.datasets.reward import with_interfered_reference, with_reference
 from dynamiccl.datasets.splits import Split
-from dynamiccl.datasets.steps import training_noise
+from dynamiccl.datasets.steps import training_noise, with_interfered_reference, with_reference
 from dynamiccl.train.trigger.module import TriggerModule
 from tests.datasets.test_episodes import build, grid, tag, trained, window_times
 from tests.rows import default, forced, frame

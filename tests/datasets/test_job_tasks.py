@@ -7,9 +7,15 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dynamiccl.datasets.job_tasks import losses_at, losses_of, near, placed_calls
 from dynamiccl.datasets.manifest import JobTask, Losses
-from dynamiccl.datasets.objective import change_of_task_us, may_take
+from dynamiccl.datasets.objective import (
+    change_of_task_us,
+    losses_at,
+    losses_of,
+    may_take,
+    near,
+    placed_calls,
+)
 from dynamiccl.evaluate.job.calls import job_of
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.sizes import size_bin

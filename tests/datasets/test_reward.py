@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.datasets.reward import reward, with_reference
+from dynamiccl.datasets.steps import reward, with_reference
 from tests.rows import default, forced, frame
 
 KB64 = 1 << 16

@@ -15,7 +15,6 @@ from dynamiccl.datasets.schema import (
 from dynamiccl.datasets.store import check_schema
 from dynamiccl.errors import SchemaMismatch
 
-
 SUFFIXES = ("_us", "_percent", "_bytes", "_gbytes_per_s", "_gbits_per_s", "_tflops", "_mhz")
 
 
