@@ -85,7 +85,8 @@ def slack_of(
     if objective == "call" and not (share or max_channels or hidden or sm_price):
         return manifest.slack, []
     part = _check_terms(share, hidden, objective, sm_price)
-    if all(support.most_channels is None for support in manifest.supports):
+    read_back = [n for s in manifest.supports for c in s.channels.values() for n in c.values()]
+    if not any(each is not None for counts in read_back for each in counts):
         raise NotEnoughData(
             "the policy does not know how many channels NCCL used: they were not read back; sweep "
             "with read-back, and train again"
@@ -255,14 +256,12 @@ def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Lo
         error=(spread / pl.len().sqrt()).fill_null(share.mean().abs()),
     )
     own = told.filter("is_default").select(*keys, own_us="time_us")
-    found = defaultdict[_Shape, dict[int, dict[str, Losses]]](
-        lambda: defaultdict(lambda: defaultdict(dict))
-    )
+    found = defaultdict[_Shape, dict[int, dict[str, Losses]]](lambda: defaultdict(dict))
     for row in told.sort(keys).join(own, on=keys, nulls_equal=True).iter_rows(named=True):
         name = "" if row["is_default"] else config_of(row).key
         shape = row["collective"], row["num_nodes"], row["num_ranks"]
         products = f"{row['interference_kind']} {row['interference_level']:g}"
-        losses = found[shape][size_bin(row["size_bytes"])][products]
+        losses = found[shape][size_bin(row["size_bytes"])].setdefault(products, {})
         losses[name] = row["share"], row["error"], row["time_us"] / row["own_us"]
     return found
 
@@ -272,7 +271,7 @@ def near(by_bin: dict[int, dict[str, Losses]], index: int) -> dict[str, Losses]:
     within = [other for other in by_bin if abs(other - index) <= BINS_PER_OCTAVE]
     found: dict[str, Losses] = {}
     for other in sorted(within, key=lambda other: abs(other - index)):
-        found = by_bin[other] | found
+        found = {**by_bin[other], **found}
     return found
 
 
