@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.errors import UnknownName, UserError
-from dynamiccl.fingerprint import check_fingerprint, node_part, with_nccl
+from dynamiccl.libraries import check_fingerprint, node_part, with_nccl
 from dynamiccl.nccl import (
     ABSTAIN,
     MAX_CHANNELS,

@@ -10,7 +10,7 @@ import pytest
 
 from dynamiccl import __version__
 from dynamiccl.collect.nodes import node_facts
-from dynamiccl.fingerprint import check_fingerprint
+from dynamiccl.libraries import check_fingerprint
 from dynamiccl.serve.this_machine import PROBE_NAME
 from tests.cli.conftest import Shell
 from tests.collect import sysfs
