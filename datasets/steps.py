@@ -540,12 +540,12 @@ def sequence_steps(  # noqa: PLR0913, PLR0917 - all that a data set says of call
     task = episodes.join(
         keys.select("task", *_TASK), on=_TASK, nulls_equal=True, maintain_order="left"
     )["task"]
-    told = _told_by_sweeps(with_noise(keys, noise), frame)
-    mask = action_masks(frame, told, catalogue)
-    taken = rows.join(told.select("task", *_TASK), on=_TASK, nulls_equal=True)
+    known = _told_by_sweeps(with_noise(keys, noise), frame)
+    mask = action_masks(frame, known, catalogue)
+    taken = rows.join(known.select("task", *_TASK), on=_TASK, nulls_equal=True)
     mask[taken["task"].to_numpy(), taken["action"].to_numpy()] = 1.0
     steps = Steps(
-        tasks=_tasks(told, mask, profiles, costs),
+        tasks=_tasks(known, mask, profiles, costs),
         starts=np.concatenate([[0], starts]).astype(np.int64),
         task=task.to_numpy().astype(np.int64),
         terminated=np.zeros(len(starts), dtype=np.bool_),

@@ -134,7 +134,7 @@ def times(*rows: dict[str, Any]) -> list[float]:
 
 @pytest.mark.parametrize("make", [default, ring])
 def test_shared_nodes_and_mig_instances_are_not_compared(make: Any) -> None:
-    flags = (
+    flags: tuple[dict[str, bool], ...] = (
         {},
         {"exclusive_node": True, "mig": False},
         {"exclusive_node": False},

@@ -9,6 +9,7 @@ from typing import Any, Final
 import polars as pl
 
 from dynamiccl.datasets import store
+from dynamiccl.datasets.schema import SCHEMAS
 
 #: Identities: equal ones stay equal, what they are called may change.
 _NAMES: Final = ("trial", "run", "launch")
@@ -17,7 +18,7 @@ _SHOWN: Final = 3
 
 def tables(data: Path, order: Sequence[str], without: Iterable[str] = ()) -> dict[str, Any]:
     """What is kept of a data directory, table by table, sorted by the columns `order`."""
-    kinds = [kind for kind in store.SCHEMAS if (data / kind).is_dir()]
+    kinds = [kind for kind in SCHEMAS if (data / kind).is_dir()]
     return {kind: packed(store.read(data, kind), order, without) for kind in kinds}
 
 

@@ -23,26 +23,27 @@ def bin_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("answer", ["77", "77;cluster-b"])
-def test_submit(bin_dir: Path, answer: str) -> None:
-    command(bin_dir, "sbatch", f"echo '{answer}'")
-    assert submit(Path("/d/x y.sbatch"), fix=FIX) == "77"
-    assert (bin_dir / "asked").read_text(encoding="utf-8") == "--parsable /d/x y.sbatch\n"
-
-
-def test_a_refusal_is_passed_on(bin_dir: Path) -> None:
-    command(bin_dir, "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
-    with pytest.raises(
-        MachineError, match="/d/s: sbatch: error: invalid partition; correct --time"
-    ):
-        submit(Path("/d/s"), fix=FIX)
-
-
-def test_without_slurm_the_message_names_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_submit_keeps_a_jobs_own_variables(
+    bin_dir: Path, answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MachineError, match="cannot start 'sbatch'"):
+    for name in ("SLURM_ARRAY_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_CONF", "NCCL_DEBUG"):
+        monkeypatch.setenv(name, "x")
+    told = f"env | cut -d= -f1 | grep -E 'SLURM|NCCL' | sort >> {bin_dir}/asked; echo '{answer}'"
+    command(bin_dir, "sbatch", told)
+    assert submit(Path("/d/x y.sbatch"), "--dependency=afterany:7", fix=FIX) == "77"
+    asked = (bin_dir / "asked").read_text(encoding="utf-8").splitlines()
+    assert asked == ["--parsable --dependency=afterany:7 /d/x y.sbatch", "NCCL_DEBUG", "SLURM_CONF"]
+
+
+def test_a_refusal_is_passed_on_and_a_command_that_is_not_there_named(bin_dir: Path) -> None:
+    with pytest.raises(MachineError, match="cannot start 'no-squeue'"):
+        capture(("no-squeue",), timeout_s=20)
+    command(bin_dir, "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
+    refused = "/d/s: sbatch: error: invalid partition; correct --time"
+    with pytest.raises(MachineError, match=refused):
         submit(Path("/d/s"), fix=FIX)
+    with pytest.raises(MachineError, match=r"no answer from 'sleep 60' in 0\.2 s"):
+        capture(("sleep", "60"), timeout_s=0.2)
 
 
 def test_elements(bin_dir: Path) -> None:
@@ -77,18 +78,6 @@ def test_requeue(bin_dir: Path) -> None:
     assert requeue("77") == "Access denied"
 
 
-def test_a_job_that_submits_another_keeps_its_own_variables(
-    bin_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("SLURM_ARRAY_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_CONF", "NCCL_DEBUG"):
-        monkeypatch.setenv(name, "x")
-    command(bin_dir, "sbatch", "env | cut -d= -f1 | grep -E 'SLURM|NCCL' | sort | xargs")
-    submitted = submit(Path("/d/s"), "--dependency=afterany:7", fix=FIX)
-    assert submitted == "NCCL_DEBUG SLURM_CONF"
-    asked = "--parsable --dependency=afterany:7 /d/s\n"
-    assert (bin_dir / "asked").read_text(encoding="utf-8") == asked
-
-
 @pytest.mark.parametrize(
     ("state", "ended"),
     [
@@ -102,10 +91,3 @@ def test_a_job_that_submits_another_keeps_its_own_variables(
 )
 def test_a_state_is_alive_unless_it_is_known_to_be_the_end(state: str, *, ended: bool) -> None:
     assert Element("1", state, "None", "", "s").ended is ended
-
-
-def test_capture_names_what_is_missing_or_silent() -> None:
-    with pytest.raises(MachineError, match="cannot start 'no-squeue'"):
-        capture(("no-squeue",), timeout_s=20)
-    with pytest.raises(MachineError, match=r"no answer from 'sleep 60' in 0\.2 s"):
-        capture(("sleep", "60"), timeout_s=0.2)
