@@ -97,8 +97,9 @@ def _answers(directory: Path) -> Any:
         environment = loopback_environment(artifact, _SYSTEM)
         told: dict[str, Any] = {"table": hashlib.sha256(table.to_bytes()).hexdigest()}
         for version in plugin.versions:
-            how = {"version": version, "environment": environment, "all_ranks": True}
-            with plugin.communicator(ranks, nodes, **how) as communicator:
+            with plugin.communicator(
+                ranks, nodes, version=version, environment=environment, all_ranks=True
+            ) as communicator:
                 random = Random(ranks)
                 answers = [_answer(communicator, random) for _ in range(_QUESTIONS)]
             told[f"v{version}"] = hashlib.sha256("\n".join(answers).encode()).hexdigest()
