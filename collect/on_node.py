@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dynamiccl.errors import MachineError
-from dynamiccl.fingerprint import node_part
+from dynamiccl.libraries import node_part
 
 SYSFS: Final = Path("/sys")
 PERIOD_S: Final = 0.2
@@ -112,7 +112,7 @@ def node_facts(sysfs: Path = SYSFS, proc: Path = Path("/proc")) -> dict[str, Any
 
     `nvml_error` says why NVML gave nothing, `nvlink_generation` 0 = no NVLink, `nic_kind`
     (infiniband, roce, efa, socket) what the fastest active NICs are, `node_fingerprint` the node as
-    the plugin names it (dynamiccl/fingerprint.py), null where not all of it is known.
+    the plugin names it (dynamiccl/libraries.py), null where not all of it is known.
     """
     nics, cpus = _nic_facts(sysfs), _text(proc / "cpuinfo")
     facts = {

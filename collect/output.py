@@ -68,7 +68,7 @@ ROW: Final = (
 )
 PER_ITERATION: Final = ("time_min_us", "time_max_us", "time_p99_us", "time_cv_percent")
 #: What our own program (beside.py) adds to each half, by columns of the schema.
-BESIDE: Final = " ".join(column.name for column in BESIDE_COLUMNS)
+BESIDE: Final = " ".join(BESIDE_COLUMNS)
 #: The column names that we know: of the call, of one half or two (-I adds four), and of -S.
 _HEADER: Final = re.compile(
     r"(size(?: count| type| redop| root)*)"

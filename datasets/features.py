@@ -16,10 +16,10 @@ Shapes: N rows, K = WINDOW_LENGTH calls, W = len(WINDOW_FEATURES), F = features 
 C = 21 cells of the cost table, row-major (7 algorithms, 3 protocols).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -214,30 +214,15 @@ def cold_observations(
         profiles: the launch profiles that the policy knows, in its order.
         costs: NCCL's cost model (datasets/features.py), for a policy that uses it.
     """
-    static = _static(tasks)
-    history = np.zeros((tasks.height, len(HISTORY_FEATURES)), dtype=np.float32)
-    predicted = [] if costs is None else [log_costs(tasks, costs)]
-    return Observations.cold(np.hstack([static, history, _profiles(tasks, profiles), *predicted]))
-
-
-def _static(tasks: pl.DataFrame) -> Float32Array:
-    collectives = {c.wire for c in TUNED}
-    unknown = set(tasks["collective"].unique()) - collectives
+    unknown = set(tasks["collective"].unique()) - {c.wire for c in TUNED}
     if unknown:
         raise KeyError(f"collectives that no tuner is asked about: {sorted(unknown)}")
-    columns = [
-        value.cast(pl.Float32).fill_null(0.0).alias(feature.name) for feature, value in _STATIC
-    ]
-    return tasks.select(columns).to_numpy().astype(np.float32)
-
-
-def _profiles(tasks: pl.DataFrame, profiles: Sequence[str]) -> Float32Array:
-    flags = [
-        _equals("launch_profile", p).cast(pl.Float32).alias(f"p{i}") for i, p in enumerate(profiles)
-    ]
-    if not flags:
-        return np.zeros((tasks.height, 0), dtype=np.float32)
-    return tasks.select(flags).to_numpy().astype(np.float32)
+    static = [value.alias(feature.name) for feature, value in _STATIC]
+    history = [pl.lit(0.0).alias(feature.name) for feature in HISTORY_FEATURES]
+    flags = [_equals("launch_profile", name).alias(f"profile:{name}") for name in profiles]
+    columns = tasks.select(each.cast(pl.Float32) for each in (*static, *history, *flags))
+    predicted = [] if costs is None else [log_costs(tasks, costs)]
+    return Observations.cold(np.hstack([columns.fill_null(0.0).to_numpy(), *predicted]))
 
 
 def read_costs(data_dir: Path) -> pl.DataFrame:
@@ -275,35 +260,23 @@ def _of_each(asked: pl.DataFrame, costs: pl.DataFrame) -> npt.NDArray[np.float32
     held = costs.filter(pl.col("bandwidth_gbytes_per_s") > 0.0)
     counts = [pl.col(name).cast(asked.schema[name]) for name in ("num_nodes", "ranks_per_node")]
     joined = asked.join(held.with_columns(counts), on=COST_KEY, how="inner", nulls_equal=True)
-    if joined.is_empty():
-        return found
-    rows = joined["row"].to_numpy()
-    cell = ("collective", "algorithm", "protocol", "size_bytes")
-    bandwidths = [_bandwidth_correction(*each) for each in joined.select(cell).iter_rows()]
-    shape = ("num_nodes", "ranks_per_node")
-    latencies = [_latency_correction(*each) for each in joined.select(cell + shape).iter_rows()]
-    cells = [
-        Algorithm.parse(algorithm) * NUM_PROTOCOLS + Protocol.parse(protocol)
-        for algorithm, protocol in joined.select("algorithm", "protocol").iter_rows()
-    ]
-    bandwidth = joined["bandwidth_gbytes_per_s"].to_numpy() * np.array(bandwidths)
-    latency_us = joined["latency_us"].to_numpy() * np.array(latencies)
-    time_us = latency_us + joined["size_bytes"].to_numpy() / (1e3 * bandwidth)
-    found[rows, cells] = np.log(time_us)
+    for row in joined.iter_rows(named=True):
+        algorithm, protocol = Algorithm.parse(row["algorithm"]), Protocol.parse(row["protocol"])
+        cell = algorithm * NUM_PROTOCOLS + protocol
+        found[row["row"], cell] = np.log(_time_us(algorithm, protocol, row))
     return found
 
 
-def _bandwidth_correction(collective: str, algorithm: str, protocol: str, size_bytes: int) -> float:
-    if collective != Collective.AllReduce.wire or algorithm != Algorithm.Tree.wire:
-        return 1.0
-    return size_correction(Protocol.parse(protocol), size_bytes)
-
-
-def _latency_correction(
-    collective: str, algorithm: str, protocol: str, size_bytes: int, nodes: int, ranks: int
-) -> float:
-    rings = (Collective.AllReduce.wire, Algorithm.Ring.wire, Protocol.Simple.wire)
-    if nodes <= 1 or (collective, algorithm, protocol) != rings:
-        return 1.0
-    # The table does not tell the GPU; before Ampere the factor is 1.9.
-    return plateau(size_bytes, _RING_CHANNELS, nodes * ranks, since_ampere=True)
+def _time_us(algorithm: Algorithm, protocol: Protocol, row: Mapping[str, Any]) -> float:
+    """NCCL's prediction, with its corrections of an AllReduce."""
+    latency_us, bandwidth = row["latency_us"], row["bandwidth_gbytes_per_s"]
+    size_bytes, nodes = row["size_bytes"], row["num_nodes"]
+    if row["collective"] == Collective.AllReduce.wire:
+        if algorithm is Algorithm.Tree:
+            bandwidth *= size_correction(protocol, size_bytes)
+        elif (algorithm, protocol) == (Algorithm.Ring, Protocol.Simple) and nodes > 1:
+            # The table does not tell the GPU; before Ampere the factor is 1.9.
+            ranks = nodes * row["ranks_per_node"]
+            latency_us *= plateau(size_bytes, _RING_CHANNELS, ranks, since_ampere=True)
+    time_us: float = latency_us + size_bytes / (1e3 * bandwidth)
+    return time_us

@@ -34,7 +34,7 @@ from dynamiccl.errors import (
     UserError,
 )
 from dynamiccl.files import replacing
-from dynamiccl.fingerprint import with_nccl
+from dynamiccl.libraries import with_nccl
 from dynamiccl.nccl import NcclVersion
 
 FORMAT_VERSION: Final = 1
@@ -163,7 +163,7 @@ class Support:
     measured: dict[str, dict[str, list[int]]]
     #: Collective -> noise band of its training repeats (unitless); absent = unknown.
     noise_bands: dict[str, float]
-    #: The machines it was measured on (dynamiccl/fingerprint.py); empty where the data do not say.
+    #: The machines it was measured on (dynamiccl/libraries.py); empty where the data do not say.
     fingerprints: list[str] = field(default_factory=list)
     #: Largest number of channels that NCCL used; None: its log was never read back.
     most_channels: int | None = None

@@ -1,17 +1,58 @@
-"""The choice of a config by the time of the step: with slack, or by what compute loses to a call.
+"""By what terms tables shorten the step: with slack, or by what compute loses to a job's calls.
 
 A channel holds a multiprocessor (one CTA each: NCCL 2.30.7 `enqueue.cc:1756`), so what is fastest
-alone need not make the shortest step (Lagom, arXiv 2602.20656). T tasks, A configs, of which the
-first is NCCL's own choice. Times are of one call, in us.
+alone need not make the shortest step (Lagom, arXiv 2602.20656). The calls of a job are those of its
+traces (`calls`), the losses those of a sweep beside matrix products (`compute_loss_us`): where no
+row beside products lies within an octave of a task, nothing is said of it.
+
+T tasks, E kinds of products, A configs, of which the first is NCCL's own choice. Times are of one
+call, in us.
 """
 
-from typing import Final
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
+import typer
 
-from dynamiccl.datasets.manifest import JobTask
+from dynamiccl.datasets.cells import (
+    CONFIG_COLUMNS,
+    asking,
+    comparable,
+    independent,
+    of_minor_release,
+    placed,
+    tuned,
+)
+from dynamiccl.datasets.manifest import JobTask, Losses, Manifest, Place, Slack
+from dynamiccl.datasets.schema import DEFAULT_PROFILE
+from dynamiccl.datasets.store import config_of, read, read_calls
 from dynamiccl.drawn_worlds import Floats, Ints
+from dynamiccl.errors import NotEnoughData, UnknownName, UserError
+from dynamiccl.nccl import Config, NcclVersion
+from dynamiccl.sizes import BINS_PER_OCTAVE, size_bin
+
+#: Whose time tables shorten, and by how much a call may be slower for it.
+Objective = Annotated[str, typer.Option(metavar="call|job", help="Whose time: the step's is job.")]
+SlackShare = Annotated[str | None, typer.Option("--slack", help="Loss for fewer channels: 5%.")]
+Hidden = Annotated[str | None, typer.Option(metavar="all|DATA", help="Calls beside compute.")]
+MaxChannels = Annotated[int | None, typer.Option(min=1, help="Most channels of any answer.")]
+SmPrice = Annotated[float, typer.Option(min=0, max=3, help="Percent lost to a channel at most.")]
+
+_SHAPE: Final = ("num_nodes", "num_ranks")
+_PLACE: Final = ("collective", *_SHAPE, "bin")
+#: Collective, nodes and ranks.
+_Shape = tuple[str, int, int]
+#: Parts of a task's calls, by how long the compute beside them goes on.
+_PARTS: Final = 10
+#: Whose time a table is to shorten: of each call, or of the job's step.
+OBJECTIVES: Final = ("call", "job")
+
 
 #: Of what compute was measured to lose to NCCL's own choice, what the job's surely does; to another
 #: config it may lose all of it (benchmarks/bench_job_time.py, on other sweeps than it judges by).
@@ -21,6 +62,238 @@ EARLY: Final = 0.8
 #: A call is never let take more than so many times as long.
 _MOST_LONGER: Final = 2.0
 _HALVINGS: Final = 20
+
+
+def slack_of(
+    manifest: Manifest,
+    share: str | None,
+    hidden: str | None,
+    max_channels: int | None,
+    objective: str,
+    sm_price: float = 0.0,
+) -> tuple[Slack | None, list[str]]:
+    """The terms that a command's options ask for, else the policy's own; and what to say of calls.
+
+    `share` as 5% or 0.05; `hidden` is `all` or a data directory with a job's calls, and for
+    `objective` job with rows beside matrix products; `sm_price`: percent that compute loses to a
+    channel at most, where that was not measured. Raises UserError for options that lack something
+    or contradict a gate, NotEnoughData where no channels were read back or no task's step time is
+    known, and as `read_calls`.
+    """
+    if objective not in OBJECTIVES:
+        raise UnknownName("objective", objective, OBJECTIVES, where="--objective")
+    if objective == "call" and not (share or max_channels or hidden or sm_price):
+        return manifest.slack, []
+    part = _check_terms(share, hidden, objective, sm_price)
+    read_back = [n for s in manifest.supports for c in s.channels.values() for n in c.values()]
+    if not any(each is not None for counts in read_back for each in counts):
+        raise NotEnoughData(
+            "the policy does not know how many channels NCCL used: they were not read back; sweep "
+            "with read-back, and train again"
+        )
+    told: Literal["all"] | list[Place] = "all" if hidden == "all" else []
+    tasks, notes = list[JobTask](), list[str]()
+    if hidden not in {None, "all"}:
+        calls = read_calls(Path(str(hidden)))
+        if objective == "job":
+            rows = read(Path(str(hidden)))
+            tasks, notes = job_tasks(calls, rows, manifest, is_priced=sm_price > 0.0)
+            told = [task.place for task in tasks]
+        else:
+            told, notes = hidden_tasks(calls, manifest, part)
+    slack = Slack(part, told, max_channels, tasks, sm_price / 100.0)
+    if slack != manifest.slack and any(s.gated is not None for s in manifest.supports):
+        judged = "without slack" if manifest.slack is None else f"for {manifest.slack.terms}"
+        raise UserError(
+            f"a gate judged the policy {judged}: leave out --slack, --objective, --hidden, "
+            "--max-channels and --sm-price, or judge the run before the gate with these"
+        )
+    return slack, notes
+
+
+def _check_terms(share: str | None, hidden: str | None, objective: str, sm_price: float) -> float:
+    """The slack as a share; raises UserError where options lack each other."""
+    if sm_price and objective != "job":
+        raise UserError(f"--sm-price {sm_price:g} is of the step's time: add --objective job")
+    if objective == "job":
+        if hidden in {None, "all"} or bool(sm_price) != (share is not None):
+            raise UserError(
+                "--objective job goes with --hidden DATA, the job's Kineto traces and a sweep "
+                "beside matrix products in one data directory, and without --slack; or, for what "
+                "was not measured so, with both --sm-price 0.3 and --slack 5%"
+            )
+    elif (share is None) != (hidden is None):
+        raise UserError(
+            "--slack and --hidden go together: --slack 5% with --hidden all, where compute hides "
+            "every call, or --hidden DATA, Kineto traces as 'dynamiccl-collect import' reads them"
+        )
+    number = re.fullmatch(r"(\d+(?:\.\d*)?)(%?)", share or "0")
+    part = float(number[1]) / (100.0 if number[2] else 1.0) if number else 1.0
+    if part >= 1.0:
+        raise UserError(f"--slack {share} is no share of a call's time: write 5% or 0.05")
+    return part
+
+
+def placed_calls(calls: pl.DataFrame, manifest: Manifest) -> tuple[pl.DataFrame, list[str]]:
+    """The calls that a table may be asked about, with `bin`, `num_nodes` and `time_us`; notes.
+
+    Nodes that a trace does not tell are as large as the largest measured ones (`placed`); of ranks
+    without names it is not known where several measured shapes have so many. Of ranks that differ
+    the least times are known, of calls as of what is exposed of them.
+    """
+    shapes = {(s.num_nodes, s.num_ranks) for s in manifest.supports}
+    per_node = max((ranks // nodes for nodes, ranks in shapes), default=1)
+    asked = asking(calls)
+    found, guessed = placed(asked, per_node)
+    of_ranks = Counter(ranks for _, ranks in shapes)
+    several = [ranks for ranks, count in of_ranks.items() if count > 1]
+    is_told = asked["num_nodes"].is_not_null() | (asked["group_ranks"].list.len() > 0)
+    found = found.filter(is_told.fill_null(value=False) | ~pl.col("num_ranks").is_in(several))
+    note = (
+        f"on how many nodes the ranks of {guessed} calls lie the traces do not say: taken to be up "
+        f"to {per_node} a node, by their numbers, or else all of each node"
+    )
+    found = found.with_columns(time_us=pl.coalesce("time_us", "time_at_most_us"))
+    measured = pl.DataFrame([*shapes], found.select(_SHAPE).schema, orient="row")
+    found = found.join(measured, on=_SHAPE, how="semi", maintain_order="left")
+    return found, [note] if guessed else []
+
+
+def hidden_tasks(
+    calls: pl.DataFrame, manifest: Manifest, share: float
+) -> tuple[list[Place], list[str]]:
+    """Tasks of whose calls' time at most the share is exposed, and what to say of the others."""
+    asked, notes = placed_calls(calls, manifest)
+    is_known = pl.all_horizontal(pl.col("exposed_us", "time_us").is_not_null()).all()
+    tasks = asked.group_by(_PLACE).agg(
+        is_known=is_known, exposed=pl.col("exposed_us").sum() / pl.col("time_us").sum()
+    )
+    known = tasks.filter("is_known")
+    hidden = known.filter(pl.col("exposed") <= share).select(_PLACE).sort(_PLACE).rows()
+    return hidden, [
+        *notes,
+        f"compute hides {len(hidden)} of {tasks.height} tasks (of whose calls at most {share:.3g} "
+        f"is exposed); {tasks.height - known.height} without exposed times are taken as exposed, "
+        f"and so are {calls.height - asked.height} calls whose size or shape was not measured, or "
+        "about which NCCL asks no tuner",
+    ]
+
+
+def job_tasks(
+    calls: pl.DataFrame, measurements: pl.DataFrame, manifest: Manifest, *, is_priced: bool
+) -> tuple[list[JobTask], list[str]]:
+    """The tasks whose step time can be told, and what to say of the others.
+
+    Where a channel `is_priced`, those without a row beside products have no `losses`. Raises
+    UserError where policy or calls are of several systems, and NotEnoughData where no task is left.
+    """
+    names = {s.system for s in manifest.supports}
+    for what, systems in (("the policy is", names), ("the calls are", set(calls["system"]))):
+        if len(systems) > 1:
+            told = ", ".join(sorted(systems))
+            raise UserError(f"{what} of several systems ({told}), and a job's step is of one")
+    # As tables are made for the newest release that was measured.
+    held = [s.nccl_version for s in manifest.supports if s.nccl_version]
+    newest = max(held, default=None, key=NcclVersion.parse)
+    rows = of_minor_release(measurements.filter(pl.col("system").is_in(names)), newest)
+    (asked, notes), losses = placed_calls(calls, manifest), losses_of(rows)
+    known = ("compute_ratio", "time_us")
+    tasks = asked.group_by(_PLACE, maintain_order=True).agg(
+        pl.col("time_us").mean(),
+        pl.col("skew_us").fill_null(0.0).mean(),
+        ratios=pl.col("compute_ratio").sort(),
+        is_known=pl.all_horizontal(pl.col(known).is_not_null()).all(),
+    )
+    found: list[JobTask] = []
+    for *place, time_us, skew_us, ratios, is_known in tasks.sort(_PLACE).iter_rows():
+        near_by = near(losses.get(tuple(place[:3]), {}), place[3])
+        if is_known and (near_by or is_priced) and max(ratios) > 0.0:
+            parts = np.array_split(ratios, min(len(ratios), _PARTS))
+            compute_us = [float(part[0]) * time_us for part in parts]
+            found.append(JobTask(tuple(place), time_us, skew_us, compute_us, near_by))
+    untold = int(tasks.height - tasks["is_known"].sum())
+    waited = tasks.filter("is_known", pl.col("ratios").list.max() <= 0.0).height
+    if not found:
+        raise NotEnoughData(
+            f"none of the job's {tasks.height} tasks has both compute beside it, as Kineto traces "
+            f"tell it (not of {untold}; {waited} have none), and rows beside matrix products within"
+            f" an octave on its ranks and nodes, of {' '.join(names)} under NCCL "
+            f'{newest or "of no known release"}: sweep with [[interference]] kind = "matmul", '
+            "or add --sm-price 0.3 --slack 5%"
+        )
+    far = tasks.height - untold - waited - len(found)
+    unmeasured = sum(not task.losses for task in found)
+    by_price = f", of {unmeasured} --sm-price says it" if is_priced else ""
+    return found, [
+        *notes,
+        f"of {len(found) - unmeasured} of the job's {tasks.height} tasks it is known what compute "
+        f"loses to them{by_price}; judged call by call are {waited} that compute waits for, "
+        f"{untold} of which the traces do not tell that, and {far} without a row beside matrix "
+        "products within an octave",
+    ]
+
+
+def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Losses]]]:
+    """Collective, nodes and ranks -> size bin -> products -> what each config costs compute.
+
+    By rows beside products in the default environment; those of NCCL's own choice must be there.
+    """
+    rows = comparable(independent(tuned(measurements))).drop_nulls("compute_loss_us")
+    rows = rows.filter(launch_profile=DEFAULT_PROFILE)
+    # Of the kernel's own time: whatever the size, a channel holds its multiprocessor so long.
+    share = pl.col("compute_loss_us") / pl.col("time_us")
+    # Rates alone that differ before and behind the calls say how far off the loss may be.
+    drift = pl.col("compute_aa_difference") * pl.col("compute_period_us") / pl.col("time_us")
+    spread = pl.max_horizontal(share.std(), drift.abs().mean())
+    keys = (
+        *("collective", "num_nodes", "num_ranks", "size_bytes"),
+        *("interference_kind", "interference_level"),
+    )
+    told = rows.group_by(*keys, *CONFIG_COLUMNS, maintain_order=True).agg(
+        pl.col("time_us").median(),
+        share=share.mean(),
+        # Of a single row without drift the error is not known: as large as what it says.
+        error=(spread / pl.len().sqrt()).fill_null(share.mean().abs()),
+    )
+    own = told.filter("is_default").select(*keys, own_us="time_us")
+    found = defaultdict[_Shape, dict[int, dict[str, Losses]]](lambda: defaultdict(dict))
+    for row in told.sort(keys).join(own, on=keys, nulls_equal=True).iter_rows(named=True):
+        name = "" if row["is_default"] else config_of(row).key
+        shape = row["collective"], row["num_nodes"], row["num_ranks"]
+        products = f"{row['interference_kind']} {row['interference_level']:g}"
+        losses = found[shape][size_bin(row["size_bytes"])].setdefault(products, {})
+        losses[name] = row["share"], row["error"], row["time_us"] / row["own_us"]
+    return found
+
+
+def near(by_bin: dict[int, dict[str, Losses]], index: int) -> dict[str, Losses]:
+    """Of each kind of products the losses of its nearest size bin within an octave."""
+    within = [other for other in by_bin if abs(other - index) <= BINS_PER_OCTAVE]
+    found: dict[str, Losses] = {}
+    for other in sorted(within, key=lambda other: abs(other - index)):
+        found = {**by_bin[other], **found}
+    return found
+
+
+def losses_at(losses: dict[str, Losses], configs: Sequence[Config]) -> tuple[Floats, Floats]:
+    """(E, A) shares that compute surely loses at most, and times over NCCL's own, by products.
+
+    The first of the configs is NCCL's own choice, which surely costs a standard error less than
+    what was measured; others cost one more. NaN where a config was not measured.
+    """
+    told = np.full((3, len(losses), len(configs)), np.nan)
+    for row, by_config in enumerate(losses.values()):
+        for action, config in enumerate(configs):
+            told[:, row, action] = by_config.get(config.key if action else "", (np.nan,) * 3)
+    share, error, longer = told
+    error[:, 0] *= -1.0
+    return np.clip(share + error, 0.0, 0.9), longer
+
+
+def priced(channels: Floats, price: float) -> tuple[Floats, Floats]:
+    """As `losses_at`, (2, A): where each of so many channels costs nothing, and where `price`."""
+    shares = np.clip(np.multiply.outer([0.0, price], channels), 0.0, 0.9)
+    return shares, np.ones(shares.shape)
 
 
 def fewest_within(
@@ -73,8 +346,8 @@ def sure_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us
 def change_of_task_us(longer: Floats, loss: Floats, task: JobTask) -> Floats:
     """(A,) `sure_change_us` of a job's mean call that takes `longer` (E, A) times NCCL's own time.
 
-    The most by any of the E kinds of compute that `loss` (E, A) is of, and for the rank whose
-    kernel waits as for the one for which the others wait; NaN where a loss is not known.
+    The most by any of the E kinds of compute whose `loss` (E, A) is known, and for the rank whose
+    kernel waits as for the one for which the others wait; NaN where none is known.
     """
     times, compute_us = task.time_us * longer, np.array(task.compute_us)[:, None]
     times[:, 0] = task.time_us
@@ -83,7 +356,7 @@ def change_of_task_us(longer: Floats, loss: Floats, task: JobTask) -> Floats:
         sure_change_us(times, loss, np.array(each * task.time_us), each * compute_us).mean(axis=0)
         for each in (1.0, 1.0 + task.skew_us / task.time_us)
     ]
-    return np.asarray(np.max(changes, axis=(0, 1)))
+    return np.asarray(np.fmax.reduce(np.concatenate(changes)))
 
 
 def may_take(loss: Floats, task: JobTask) -> Floats:

@@ -18,9 +18,14 @@ import polars as pl
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.features import TUNED, Observations, cold_observations
 from dynamiccl.datasets.history import Float32Array
-from dynamiccl.datasets.job_tasks import losses_at, priced
 from dynamiccl.datasets.manifest import JobTask, Manifest, Place, Slack, Support
-from dynamiccl.datasets.objective import change_of_task_us, fewest_within, may_take
+from dynamiccl.datasets.objective import (
+    change_of_task_us,
+    fewest_within,
+    losses_at,
+    may_take,
+    priced,
+)
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, MEASUREMENTS
 from dynamiccl.drawn_worlds import Floats, Ints
 from dynamiccl.nccl import Collective, NcclVersion, invalid_reason

@@ -3,6 +3,17 @@
 A step is one collective call: the observation before it, the action, and the result. Only the
 calls' attributes are stored, 30 bytes a step. Observations are computed when a batch is drawn.
 
+The reward is minus the time, in units of NCCL's default:
+
+    r = -time / reference - lambda_switch * [config changed] - lambda_congestion * congestion
+
+The last two terms apply to recorded calls only, whose order is known (`Steps.charged`). `reference`
+is the median time of the default's training repeats, in quiet, in the user's untouched environment
+(launch profile `default`), of the same run; if that run did not measure it, of all runs; if the
+size was not measured, by log-log interpolation between measured sizes at most one octave away on
+each side. Without any of these a row has no reward. Rows measured beside interference have the
+default beside the same interference as reference: -1 is "as good as default would be now".
+
 **Of measurements** (`training_steps`). A static sweep has no order, so every measurement is an
 episode of one step (gamma = 0). Each becomes one cold row. If its run measured the same task key
 more than once, one warm row is added, whose window holds the *other* measurements, so that no row
@@ -12,8 +23,8 @@ rows are repeated until they are half of all.
 
 **Of calls** (`sequence_steps`). An episode is the calls of one task key (collective, size bin) on
 one communicator of a job, in order; the next state is the next call of that key. Episodes are cut
-off, never terminated. A step's window holds the calls before it. Rewards need a reference time,
-NCCL's default in quiet, which calls do not have: it is taken from the sweeps of the same data set.
+off, never terminated. A step's window holds the calls before it. Calls have no reference: it is
+taken from the sweeps of the same data set.
 
 Only training bins become steps: no window holds a held-out time.
 
@@ -21,10 +32,11 @@ N steps, E episodes, T tasks, B rows of a batch, K calls in the window, F featur
 A actions.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +45,7 @@ import polars as pl
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import (
     NOISE_KEY,
+    PLACED_COLUMNS,
     independent,
     interfered,
     noise_bands,
@@ -55,8 +68,7 @@ from dynamiccl.datasets.history import (
     Float32Array,
     history_features,
 )
-from dynamiccl.datasets.reward import reward, with_interfered_reference, with_reference
-from dynamiccl.datasets.schema import DEFAULT_PROFILE
+from dynamiccl.datasets.schema import DEFAULT_PROFILE, DefaultScope
 from dynamiccl.datasets.splits import Split, with_split
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.nccl import Algorithm, Config, Protocol
@@ -98,6 +110,22 @@ _IS_TIMED: Final = (
 )
 #: Interference levels of timed calls, one each; -1 = unknown (train/trigger.py).
 Levels = Callable[[pl.DataFrame], npt.NDArray[np.float32]]
+#: Largest distance in octaves to a measured default on each side.
+MAX_GAP_OCTAVES: Final = 1.0
+#: log2(2^29) is not exactly 29 in floating point; no two sizes lie so close to one another.
+_LOG_TOLERANCE: Final = 1e-9
+#: Columns of tasks that share one reference default: without launch conditions.
+_DISTURBED_BY: Final = ("num_comms", "comm_split", "interference_kind", "interference_level")
+_REFERENCE_KEY: Final = tuple(
+    name for name in PLACED_COLUMNS if name not in {"launch_profile", *_DISTURBED_BY}
+)
+#: Columns that identify a run: its name is unique within its sweep only.
+_RUN: Final = ("sweep", "run")
+#: Columns of rows measured in one run beside the same interference.
+_BESIDE: Final = (*_REFERENCE_KEY, *_RUN, *_DISTURBED_BY)
+#: Bounds of an interference level; the Trigger's residuals of log time are clipped at 8.
+_LEVELS: Final = (0.0, math.expm1(8.0))
+_CURVE_KEY: Final = tuple(name for name in _REFERENCE_KEY if name != "size_bytes")
 #: What a sweep says of a row and a call does not, or otherwise: not compared for a reference.
 _NOT_COMPARED: Final = ("gpu", "datatype", "in_place")
 
@@ -230,6 +258,78 @@ class Steps:
         return total.astype(np.float32)
 
 
+# --- Rewards ---
+
+
+def reward(time_us: Any, reference_us: Any) -> Any:
+    """The reward of calls, unitless, of columns or arrays; -1 is as good as NCCL's default."""
+    return -1.0 * time_us / reference_us
+
+
+def with_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
+    """Add `reference_us`, and whether it was measured at this size, to measurement rows.
+
+    Args:
+        frame: measurement rows that need a reference.
+        training: the rows that references may be taken from (training repeats only).
+    """
+    untouched = quiet(_untouched(training))
+    median = pl.col("time_us").median()
+    same_run = untouched.group_by([*_REFERENCE_KEY, *_RUN]).agg(_same_us=median)
+    any_run = untouched.group_by(_REFERENCE_KEY).agg(_any_us=median)
+    joined = frame.join(same_run, on=[*_REFERENCE_KEY, *_RUN], how="left", nulls_equal=True).join(
+        any_run, on=_REFERENCE_KEY, how="left", nulls_equal=True
+    )
+    joined = _interpolate(joined, any_run)
+    measured = pl.coalesce("_same_us", "_any_us")
+    return joined.with_columns(
+        reference_us=pl.coalesce(measured, "_between_us"), reference_measured=measured.is_not_null()
+    ).drop("_same_us", "_any_us", "_between_us")
+
+
+def with_interfered_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
+    """Add the columns of `with_reference`, and `interference`, to rows beside interference.
+
+    Their `reference_us` is the median of the default's training repeats beside the same
+    interference, in the same run. `interference` is its excess over the default's quiet time (1:
+    twice the time), which is the level that an accurate Trigger reports. Both are null where the
+    default was not measured both ways.
+    """
+    now = interfered(_untouched(training)).group_by(_BESIDE).agg(_now_us=pl.col("time_us").median())
+    joined = with_reference(frame, training).join(
+        now, on=_BESIDE, how="left", nulls_equal=True, maintain_order="left"
+    )
+    level = (pl.col("_now_us") / pl.col("reference_us") - 1.0).clip(*_LEVELS)
+    return joined.with_columns(
+        interference=pl.when("reference_measured").then(level),
+        reference_us=pl.when("reference_measured").then(pl.col("_now_us")),
+    ).drop("_now_us")
+
+
+def _untouched(frame: pl.DataFrame) -> pl.DataFrame:
+    """Usable rows of NCCL's default in the user's own environment."""
+    is_untouched = pl.col("default_scope") == DefaultScope.UNTOUCHED.value
+    own = (pl.col("launch_profile") == DEFAULT_PROFILE) & is_untouched
+    return usable(frame).filter(pl.col("is_default") & own)
+
+
+def _interpolate(frame: pl.DataFrame, points: pl.DataFrame) -> pl.DataFrame:
+    """Add `_between_us`: log-log between the nearest measured sizes below and above."""
+    key = [*_CURVE_KEY, "size_bytes"]
+    asked = frame.select(key).unique().join(points, on=key, how="anti", nulls_equal=True)
+    curve = pl.concat([points, asked], how="diagonal").sort("size_bytes")
+    curve = curve.with_columns(_x=pl.col("size_bytes").log(2.0), _y=pl.col("_any_us").log(2.0))
+    x, y = pl.col("_x"), pl.col("_y")
+    known = pl.when(y.is_not_null()).then(x)
+    gaps = (x - known.forward_fill(), known.backward_fill() - x)
+    is_near = pl.all_horizontal(
+        (gap <= MAX_GAP_OCTAVES + _LOG_TOLERANCE).over(_CURVE_KEY) for gap in gaps
+    )
+    between = pl.lit(2.0).pow(y.interpolate_by(x).over(_CURVE_KEY))
+    found = curve.select(*key, _between_us=pl.when(is_near).then(between))
+    return frame.join(found, on=key, how="left", nulls_equal=True)
+
+
 # --- Of measurements ---
 
 
@@ -267,7 +367,6 @@ def training_steps(
     rows = pl.concat([alone, levelled]).with_row_index("row")
     noise = training_noise(frame)
     rows = with_noise(rows, noise)
-    values = rows.select(reward(pl.col("time_us"), pl.col("reference_us"))).to_series().to_numpy()
     owners, windows = _warm(rows, np.random.default_rng(seed))
     # Tables are made of cold observations: there are never fewer of them than of warm ones.
     cold = np.resize(np.arange(alone.height), max(alone.height, len(owners)))
@@ -280,31 +379,31 @@ def training_steps(
     knobs = ("algorithm", "protocol", "num_channels")
     ran = [pl.coalesce(f"actual_{each}", f"requested_{each}") for each in knobs]
     calls = call_columns(rows.with_columns(*ran, skew_us=pl.lit(None, pl.Float64)))
+    mask = action_masks(frame, rows, catalogue)
     steps = Steps(
-        tasks=Tasks(
-            context=cold_observations(rows, profiles, costs).context,
-            mask=action_masks(frame, rows, catalogue),
-            group=rows.select(pl.struct(NOISE_KEY).rank("dense")).to_series().to_numpy() - 1,
-        ),
+        tasks=_tasks(rows, mask, profiles, costs),
         starts=np.arange(len(row) + 1),
         task=row,
         terminated=np.ones(len(row), dtype=np.bool_),
         calls=calls.take(row),
         action=rows["action"].to_numpy().astype(np.int64)[row],
-        reward=values.astype(np.float32)[row],
+        reward=_rewards(rows)[row],
         windows=np.vstack([np.full((len(cold), WINDOW_LENGTH), -1), seen]),
     )
-    return TrainingSteps(
-        steps=steps,
-        noise=noise,
-        counts={
-            **counts,
-            "interfered_without_level": beside.height - used,
-            "interfered_used": used,
-            "cold": len(cold),
-            "warm": len(owners),
-        },
-    )
+    counts |= {"interfered_without_level": beside.height - used, "interfered_used": used}
+    return TrainingSteps(steps, noise, counts | {"cold": len(cold), "warm": len(owners)})
+
+
+def _tasks(
+    rows: pl.DataFrame, mask: Float32Array, profiles: Sequence[str], costs: pl.DataFrame | None
+) -> Tasks:
+    group = rows.select(pl.struct(NOISE_KEY).rank("dense")).to_series().to_numpy() - 1
+    return Tasks(cold_observations(rows, profiles, costs).context, mask, group)
+
+
+def _rewards(rows: pl.DataFrame) -> Float32Array:
+    values = rows.select(reward(pl.col("time_us"), pl.col("reference_us"))).to_series()
+    return values.to_numpy().astype(np.float32)
 
 
 def training_noise(frame: pl.DataFrame) -> pl.DataFrame:
@@ -410,13 +509,12 @@ def sequence_steps(  # noqa: PLR0913, PLR0917 - all that a data set says of call
     levels: Levels | None = None,
     costs: pl.DataFrame | None = None,
 ) -> tuple[Steps | None, dict[str, int]]:
-    """Steps of a calls frame, with rewards and masks by a measurements frame.
+    """Steps of a calls frame (CALLS_USED), with rewards and masks by a measurements frame.
 
-    `noise` is what `training_noise` gives of the frame, `levels` tells the interference of calls;
-    without it none is known; `costs` as in `cold_observations`. Of the calls, the columns
-    CALLS_USED are looked at. None when no call is left. The counts say why calls are no steps:
-    `unusable` are those without a time from all ranks, of ranks that did not agree, and of traces
-    that do not tell what ran; `without_reward`, those without NCCL's default within an octave.
+    `noise` is `training_noise` of the frame; `levels` tells the interference of calls, else none is
+    known; `costs` as in `cold_observations`. None when no call is left. The counts say why calls
+    are no steps: `unusable` are those without a time from all ranks, of ranks that did not agree,
+    and of traces that do not tell what ran; `without_reward`, without a default within an octave.
     """
     asked = tuned(calls)
     timed = timed_calls(asked)
@@ -442,15 +540,18 @@ def sequence_steps(  # noqa: PLR0913, PLR0917 - all that a data set says of call
     task = episodes.join(
         keys.select("task", *_TASK), on=_TASK, nulls_equal=True, maintain_order="left"
     )["task"]
-    values = rows.select(reward(pl.col("time_us"), pl.col("reference_us"))).to_series()
+    known = _told_by_sweeps(with_noise(keys, noise), frame)
+    mask = action_masks(frame, known, catalogue)
+    taken = rows.join(known.select("task", *_TASK), on=_TASK, nulls_equal=True)
+    mask[taken["task"].to_numpy(), taken["action"].to_numpy()] = 1.0
     steps = Steps(
-        tasks=_tasks(with_noise(keys, noise), rows, frame, catalogue, profiles, costs),
+        tasks=_tasks(known, mask, profiles, costs),
         starts=np.concatenate([[0], starts]).astype(np.int64),
         task=task.to_numpy().astype(np.int64),
         terminated=np.zeros(len(starts), dtype=np.bool_),
         calls=call_columns(rows.with_columns(pl.col("time_us").cast(pl.Float32))),
         action=rows["action"].to_numpy().astype(np.int16),
-        reward=values.to_numpy().astype(np.float32),
+        reward=_rewards(rows),
     )
     return steps, counts
 
@@ -502,30 +603,16 @@ def _referenced(calls: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
     return found.filter(pl.col("reference_us").is_not_null())
 
 
-def _tasks(
-    keys: pl.DataFrame,
-    rows: pl.DataFrame,
-    frame: pl.DataFrame,
-    catalogue: Catalogue,
-    profiles: Sequence[str],
-    costs: pl.DataFrame | None,
-) -> Tasks:
-    # What the plugin did not tell of the machine, the sweeps did.
+def _told_by_sweeps(keys: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
+    """Task keys with what the sweeps tell of the machine and the plugin did not.
+
+    Each call has its own size, but a key's is its bin's centre: a decision is about the key, and
+    the brain asks with NCCL's costs of it, too.
+    """
     facts = frame.group_by("system").agg(
         pl.col(name).drop_nulls().first().alias(f"_{name}") for name in ENVIRONMENT_COLUMNS
     )
-    keys = keys.join(facts, on="system", how="left", maintain_order="left").with_columns(
-        pl.coalesce(name, f"_{name}").alias(name) for name in ENVIRONMENT_COLUMNS
-    )
-    mask = action_masks(frame, keys, catalogue)
-    taken = rows.join(keys.select("task", *_TASK), on=_TASK, nulls_equal=True)
-    mask[taken["task"].to_numpy(), taken["action"].to_numpy()] = 1.0
-    # Each call has its own size, but NCCL's costs of a task key are those of its bin's centre: a
-    # decision is about the key, and the brain asks with these, too.
-    centres = [bin_center_bytes(each) for each in keys["bin"]]
-    asked = keys.with_columns(size_bytes=pl.Series(centres, dtype=pl.Int64))
-    return Tasks(
-        context=cold_observations(asked, profiles, costs).context,
-        mask=mask,
-        group=keys.select(pl.struct(NOISE_KEY).rank("dense")).to_series().to_numpy() - 1,
-    )
+    joined = keys.join(facts, on="system", how="left", maintain_order="left")
+    centres = pl.Series([bin_center_bytes(each) for each in keys["bin"]], dtype=pl.Int64)
+    known = (pl.coalesce(name, f"_{name}").alias(name) for name in ENVIRONMENT_COLUMNS)
+    return joined.with_columns(*known, size_bytes=centres)

@@ -28,8 +28,6 @@ import pyarrow.parquet as pq
 import dynamiccl
 from dynamiccl.datasets.schema import (
     ADDED,
-    CALLS,
-    COSTS,
     DEFAULT_PROFILE,
     MEASUREMENTS,
     META_PROVENANCE,
@@ -38,7 +36,7 @@ from dynamiccl.datasets.schema import (
     PARTITION_COLUMNS,
     QUIET,
     REQUESTED_COLUMNS,
-    STEPS,
+    SCHEMAS,
     DefaultScope,
     Statistic,
     Status,
@@ -46,12 +44,6 @@ from dynamiccl.datasets.schema import (
 from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, SchemaMismatch, UserError
 from dynamiccl.nccl import Algorithm, Config, Protocol
 
-SCHEMAS: Final[Mapping[str, pa.Schema]] = {
-    "measurements": MEASUREMENTS,
-    "calls": CALLS,
-    "steps": STEPS,
-    "costs": COSTS,
-}
 _SLUG: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,119}")
 TRIAL_COLUMNS: Final = (
     *("system", "gpu", "nccl_version", "collective", "size_bytes", "datatype"),

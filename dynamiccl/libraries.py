@@ -1,7 +1,20 @@
-"""File names of the plugin's libraries."""
+"""What the plugin goes by: file names of its libraries, and the fingerprint of a machine.
 
+    gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8;nccl=22809
+
+The plugin takes it inside a job (`serve/plugin/prepare/prepare.cpp`), a sweep keeps all but the
+NCCL version (`collect/nodes.py`), and an artifact lists those that its tables were measured on.
+Equal texts are the same kind of machine.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
+
+from dynamiccl.errors import UserError
+from dynamiccl.nccl import NcclVersion
 
 #: NCCL's tuner in a job: agrees once when a communicator is made, then only looks up.
 TUNER_NAME: Final = "libnccl-tuner-dynamiccl.so"
@@ -18,6 +31,12 @@ JOB_NAMES: Final = (TUNER_NAME, VENDOR_NAME, ADAPTIVE_NAME, PROFILER_NAME)
 NAMES: Final = (*JOB_NAMES, SWEEP_NAME)
 #: Where `make plugin` puts them, from the directory that it is run in.
 BUILD_DIR: Final = Path("out/plugin")
+#: What the plugin has room for.
+MAX_FINGERPRINT: Final = 200
+#: What a model's name may not hold, as it would be read as punctuation.
+_ODD: Final = re.compile(r"[^ -~]|[;*+=\"\\]")
+_MODEL: Final = r"[^;*+=]+\*\d+"
+_SHAPE: Final = re.compile(rf"gpu={_MODEL}(\+{_MODEL})*;mig=[01];nic=[a-z]+\*\d+;nccl=\d+")
 
 
 def built(name: str) -> Path:
@@ -30,3 +49,29 @@ def built(name: str) -> Path:
 def is_ours(library: str) -> bool:
     """Whether a value of NCCL_TUNER_PLUGIN or NCCL_PROFILER_PLUGIN names a library of ours."""
     return Path(library).name in NAMES
+
+
+def node_part(gpu_models: Iterable[str], *, mig: bool, nic_kind: str | None, num_nics: int) -> str:
+    """The fingerprint without the NCCL version.
+
+    >>> node_part(["H100", "H100"], mig=False, nic_kind="roce", num_nics=8)
+    'gpu=H100*2;mig=0;nic=roce*8'
+    """
+    counts = Counter(_ODD.sub("_", model) for model in gpu_models)
+    gpus = "+".join(f"{model}*{counts[model]}" for model in sorted(counts)) or "none*0"
+    return f"gpu={gpus};mig={int(mig)};nic={nic_kind or 'none'}*{num_nics}"
+
+
+def with_nccl(node: str, version: NcclVersion) -> str:
+    """The fingerprint with the NCCL version."""
+    return f"{node};nccl={version.code}"
+
+
+def check_fingerprint(text: str) -> str:
+    """Return `text`; raises UserError when it is no fingerprint."""
+    if not _SHAPE.fullmatch(text) or not text.isprintable() or len(text) > MAX_FINGERPRINT:
+        raise UserError(
+            f"'{text}' is no fingerprint; one looks like 'gpu=NVIDIA H100 80GB HBM3*8;mig=0;"
+            "nic=infiniband*8;nccl=22809', and 'dynamiccl-deploy doctor' shows a machine's own"
+        )
+    return text

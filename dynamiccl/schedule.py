@@ -73,8 +73,8 @@ _INT32_MAX: Final = (1 << 31) - 1
 _HEADER: Final = struct.Struct("<8sI9i")
 _RUN: Final = struct.Struct("<QQ")
 _CONFIG: Final = struct.Struct("<4bi")
-_SIZE_BYTES: Final = 8
-_BLOCK_BYTES: Final = 2
+_SIZE: Final = struct.Struct("<Q")
+_BLOCK: Final = struct.Struct("<H")
 _CHECKSUM_BYTES: Final = 8
 _REPORT: Final = struct.Struct("<8sIi3Q24x")
 #: A chunk size and a state.
@@ -84,9 +84,9 @@ REPORT_HEADER_BYTES: Final = _REPORT.size
 MAX_SCHEDULE_BYTES: Final = (
     _HEADER.size
     + MAX_WARMUP_RUNS * _RUN.size
-    + MAX_SIZES * _SIZE_BYTES
+    + MAX_SIZES * _SIZE.size
     + MAX_CONFIGS * _CONFIG.size
-    + MAX_BLOCKS * _BLOCK_BYTES
+    + MAX_BLOCKS * _BLOCK.size
     + _CHECKSUM_BYTES
 )
 
@@ -194,13 +194,24 @@ class PlayReport:
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str = "the sweep report") -> Self:
         """Read a report file's bytes; raises CorruptFile, naming `where`, for anything odd."""
-        problem = _report_problem(data)
-        if problem is not None:
+        header = _REPORT.unpack_from(data.ljust(_REPORT.size, b"\0"))
+        magic, version, num_blocks, digest, calls, stopped = header
+        states_at = len(data) - num_blocks
+        problem = ""
+        if len(data) < _REPORT.size:
+            problem = f"{len(data)} bytes are too few"
+        elif not any(magic):
+            problem = "the plugin had only begun it"
+        elif (magic, version) != (REPORT_MAGIC, REPORT_VERSION):
+            problem = f"it does not begin with DCPLAYS and format version {REPORT_VERSION}"
+        elif num_blocks < 1 or len(data) != _REPORT.size + num_blocks * _REPORT_BLOCK_BYTES:
+            problem = f"{len(data)} bytes do not fit {num_blocks} blocks"
+        elif max(data[states_at:]) > max(BlockState):
+            problem = f"{max(data[states_at:])} is no block state"
+        if problem:
             raise CorruptFile(
                 f"{where} is not a usable sweep report: {problem}; run the launch again"
             )
-        _, _, num_blocks, digest, calls, stopped = _REPORT.unpack_from(data)
-        states_at = len(data) - num_blocks
         return cls(
             schedule_hash=f"{digest:016x}",
             calls=calls,
@@ -233,22 +244,9 @@ def config_columns(config: Config) -> tuple[int, int, int, int, int]:
     )
 
 
-def _report_problem(data: bytes) -> str | None:
-    if len(data) < _REPORT.size:
-        return f"{len(data)} bytes are too few"
-    magic, version, num_blocks, *_ = _REPORT.unpack_from(data)
-    if not any(magic):
-        return "the plugin had only begun it"
-    if (magic, version) != (REPORT_MAGIC, REPORT_VERSION):
-        return f"it does not begin with DCPLAYS and format version {REPORT_VERSION}"
-    if num_blocks < 1 or len(data) != _REPORT.size + num_blocks * _REPORT_BLOCK_BYTES:
-        return f"{len(data)} bytes do not fit {num_blocks} blocks"
-    last = max(data[-num_blocks:])
-    return f"{last} is no block state" if last > max(BlockState) else None
-
-
 def _problems(schedule: Schedule) -> Iterator[str]:
     """Why the plugin or NCCL would refuse a schedule."""
+    sizes = (*schedule.sizes, *(size for size, _ in schedule.warmup))
     bounds = (
         ("num_ranks", schedule.num_ranks, 1, _INT32_MAX),
         ("num_nodes", schedule.num_nodes, 1, max(1, schedule.num_ranks)),
@@ -258,10 +256,7 @@ def _problems(schedule: Schedule) -> Iterator[str]:
         ("the number of sizes", len(schedule.sizes), 1, MAX_SIZES),
         ("the number of cycles", len(schedule.cycles), 1, MAX_BLOCKS),
         *(("the calls of a warm-up run", calls, 1, MAX_CALLS) for _, calls in schedule.warmup),
-        *(
-            ("a size in bytes", size, 1, (1 << MAX_SIZE_BITS) - 1)
-            for size in (*schedule.sizes, *(size for size, _ in schedule.warmup))
-        ),
+        *(("a size in bytes", size, 1, (1 << MAX_SIZE_BITS) - 1) for size in sizes),
     )
     for name, value, low, high in bounds:
         if not low <= value <= high:
@@ -273,23 +268,18 @@ def _problems(schedule: Schedule) -> Iterator[str]:
 
 
 def _cycle_problems(schedule: Schedule) -> Iterator[str]:
-    num_sizes = len(schedule.sizes)
+    num_sizes, configs = len(schedule.sizes), set(chain.from_iterable(schedule.cycles))
     for number, cycle in enumerate(schedule.cycles):
         if len(cycle) != num_sizes:
             yield (
                 f"cycle {number} of a schedule has {len(cycle)} configs for {num_sizes} sizes; "
                 "give each cycle one config for each size, ABSTAIN where NCCL is to choose"
             )
-    configs = set(chain.from_iterable(schedule.cycles))
-    for what, count, most in (
-        ("blocks", schedule.num_blocks, MAX_BLOCKS),
-        ("distinct configs", len(configs), MAX_CONFIGS),
-    ):
+    blocks = ("blocks", schedule.num_blocks, MAX_BLOCKS)
+    for what, count, most in (blocks, ("distinct configs", len(configs), MAX_CONFIGS)):
         if count > most:
-            yield (
-                f"a schedule of {count} {what} cannot be played; spread them over launches of at "
-                f"most {most} {what}"
-            )
+            fix = f"spread them over launches of at most {most} {what}"
+            yield f"a schedule of {count} {what} cannot be played; {fix}"
     for config in sorted(configs, key=lambda one: one.key):
         reason = invalid_reason(config, schedule.collective, num_nodes=schedule.num_nodes)
         if config.chunk_bytes is not None and not 1 <= config.chunk_bytes <= _INT32_MAX:

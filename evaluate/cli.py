@@ -11,7 +11,7 @@ import typer
 
 from dynamiccl import cli
 from dynamiccl.collect.grid import parse_size
-from dynamiccl.datasets.options import Hidden, MaxChannels, Objective, SlackShare, SmPrice
+from dynamiccl.datasets.objective import Hidden, MaxChannels, Objective, SlackShare, SmPrice
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator import workloads as simulating
@@ -151,7 +151,7 @@ def _load(
     policy: str, tracking_uri: str, terms: tuple[str | None, str | None, int | None, str, float]
 ) -> tuple["TorchPolicy", Path]:
     """A policy, as its tables would be made by the `terms` of `slack_of`, and its folder."""
-    from dynamiccl.datasets.job_tasks import slack_of
+    from dynamiccl.datasets.objective import slack_of
     from dynamiccl.train.policy import TorchPolicy
     from dynamiccl.train.tracking import policy_directory
 

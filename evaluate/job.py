@@ -10,8 +10,9 @@ that group, since its calls follow one another on one stream. A longer call is l
 exposed part, and in the hidden one by what compute does not go on for (`compute_ratio`).
 
 A hidden call slows the compute beside it: what it gives back is told by rows beside matrix products
-(job_tasks.py) or by a price of a channel. Without either a longer call takes more from compute, and
-a shorter one gives some back, which widens the interval.
+(objective.py) or by a price of a channel, of several kinds of compute by the least and the most of
+them. Without either a longer call takes more from compute, and a shorter one gives some back, which
+widens the interval.
 
 C calls of K kinds, A configs, D draws. Before the draws stands the middle.
 """
@@ -223,8 +224,9 @@ def _arm(job: Job, told: Sequence[Gains | str], default_us: Floats, choose: Choo
         drawn = gains.draws[:, action]
         in_job = drawn + off[k] * apart * (drawn != 0.0)
         shares[0, k], shares[1:, k] = -np.expm1(-drawn).mean(), -np.expm1(-in_job)
-        for told_by, lost in gains.lost.items():
-            if kind["lost_by"] is None and not np.isnan(lost[:, [0, action]]).any():
+        for told_by, every in gains.lost.items():
+            lost = every[~np.isnan(every[:, [0, action]]).any(axis=1)]  # of what measured both
+            if kind["lost_by"] is None and len(lost):
                 kind["lost_by"] = told_by
                 given[:, k] = _given(shares[:, k], lost, action)
         gain = Estimate.of(float(shares[0, k]), shares[1:, k], shares[1:, k])

@@ -25,7 +25,7 @@ from dynamiccl.collect.traces import read_traces
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import placed, run_names, task_grid
 from dynamiccl.datasets.features import TUNED
-from dynamiccl.datasets.job_tasks import losses_at, losses_of, near, priced
+from dynamiccl.datasets.objective import losses_at, losses_of, near, priced
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.splits import Split, with_bins
 from dynamiccl.datasets.store import part_paths, read, read_calls

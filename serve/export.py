@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from dynamiccl import cli
+from dynamiccl.datasets import objective as terms
 from dynamiccl.datasets.features import Observations
-from dynamiccl.datasets.job_tasks import slack_of
 from dynamiccl.datasets.manifest import (
     BRAIN_NAME,
     GATE_NAME,
@@ -26,7 +26,6 @@ from dynamiccl.datasets.manifest import (
     find_trigger_in,
     with_shape,
 )
-from dynamiccl.datasets.options import Hidden, MaxChannels, Objective, SlackShare, SmPrice
 from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.doctor import Machine
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, UnknownName, UserError
@@ -177,11 +176,11 @@ def export_command(
             help="Also make a table for this group shape without measurements; repeatable.",
         ),
     ] = None,
-    slack: SlackShare = None,
-    hidden: Hidden = None,
-    max_channels: MaxChannels = None,
-    objective: Objective = "call",
-    sm_price: SmPrice = 0.0,
+    slack: terms.SlackShare = None,
+    hidden: terms.Hidden = None,
+    max_channels: terms.MaxChannels = None,
+    objective: terms.Objective = "call",
+    sm_price: terms.SmPrice = 0.0,
     as_json: Json = False,
 ) -> None:
     """Copy a run's policy and add its decision tables.
@@ -200,7 +199,7 @@ def export_command(
         policy = _find_policy(run)
         watching = None if trigger is None else _find_trigger(trigger)
         known = Manifest.read_unchecked(policy)
-        wanted, notes = slack_of(known, slack, hidden, max_channels, objective, sm_price)
+        wanted, notes = terms.slack_of(known, slack, hidden, max_channels, objective, sm_price)
         artifact = export_artifact(policy, out, watching, groups, wanted)
     if wanted is not None:
         notes.append("there is no brain.pt: mode adaptive knows no slack, so use mode table")

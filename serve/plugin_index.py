@@ -6,7 +6,7 @@ compare theirs. It is made last, so the manifest does not list it. Lines of fiel
 
     dynamiccl-index   1
     artifact          SHA-256 of manifest.json
-    system            NAME   fingerprint               one line a machine (dynamiccl/fingerprint.py)
+    system            NAME   fingerprint               one line a machine (dynamiccl/libraries.py)
     noise             NAME   number of the collective   parts per million by which repeats differ
     table             NAME   num_nodes   num_ranks      SHA-256 of the .dct file
 
@@ -24,7 +24,7 @@ from typing import Final, Self
 from dynamiccl.datasets.manifest import INDEX_NAME, MANIFEST_NAME, Support
 from dynamiccl.datasets.store import file_sha256
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UnknownName, UserError
-from dynamiccl.fingerprint import check_fingerprint
+from dynamiccl.libraries import check_fingerprint
 from dynamiccl.nccl import Collective
 from dynamiccl.serve.table import relative_path
 

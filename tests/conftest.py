@@ -53,8 +53,8 @@ GROUPS = {
     "online": ("train/online/", "train/trigger/"),
     "train": ("train/",),
     # Areas of goldens (`group_of`).
-    "test_golden[sweeps": (),
-    "test_golden[jobs": (),
+    "test_golden[commands]": (),
+    "test_golden[tables": (),
     "evaluate": ("evaluate/", "benchmarks/"),
     "pages": ("test_pages",),
     "runner": ("collect/benchmark/test_launch",),

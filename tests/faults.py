@@ -2,15 +2,11 @@
 
     python -m tests.faults collect                        thirty faults that the commit draws
     python -m tests.faults collect --count 3 --seed 7     fewer, and others
-    python -m tests.faults collect --cluster              by tests on a real Slurm, too
-
-Without `--cluster` a fault that those alone would find counts as not found: they wait for Slurm for
-minutes, once for each fault that no test finds.
 
 A fault is one changed expression: a comparison, a constant, a boolean, arithmetic, or what is
 returned. It is made in a copy of the tree, where tests run until one fails: first those that name
-the changed module, then the others that name the room. Without a fault all of them must pass, and
-say by their time how long they may take. What no test finds is printed as a diff.
+the changed module, then the others that name the room, but for those on a real Slurm or GPU. What
+no test finds is printed as a diff.
 """
 
 import argparse
@@ -24,11 +20,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,33 +38,19 @@ _PAIRS: Final = (
 _SWAPPED: Final[dict[type, Any]] = {**dict(_PAIRS), **{b: a for a, b in _PAIRS}}
 #: Keywords whose change changes nothing that a test could see, or only at times.
 _SEEN_BY_NOBODY: Final = {"strict", "frozen", "slots", "kw_only", "maintain_order"}
-_WORKERS: Final = "-n2"
+#: Longer than any room's tests take.
+_LIMIT_S: Final = 1_200.0
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A file's text with one line changed."""
-
-    name: str
-    line: int
-    before: str
-    after: str
-
-    def diff(self) -> str:
-        old, new = (text.splitlines(keepends=True) for text in (self.before, self.after))
-        return "".join(difflib.unified_diff(old, new, self.name, self.name, n=1))
-
-
-def faults_in(name: str, text: str) -> Iterator[Fault]:
-    """Every fault that can be made in a file."""
+def faults_in(text: str) -> Iterator[tuple[int, str]]:
+    """The line and the changed text of every fault that can be made in a file's text."""
     lines = text.splitlines(keepends=True)
     for node, changed in _changes(ast.parse(text)):
-        if node.lineno != node.end_lineno:
-            continue
-        line = lines[node.lineno - 1].encode()
-        line = line[: node.col_offset] + changed.encode() + line[node.end_col_offset :]
-        after = [*lines[: node.lineno - 1], line.decode(), *lines[node.lineno :]]
-        yield Fault(name, node.lineno, text, "".join(after))
+        if node.lineno == node.end_lineno:
+            line = lines[node.lineno - 1].encode()
+            line = line[: node.col_offset] + changed.encode() + line[node.end_col_offset :]
+            after = [*lines[: node.lineno - 1], line.decode(), *lines[node.lineno :]]
+            yield node.lineno, "".join(after)
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[ast.expr | ast.Return, str]]:
@@ -104,101 +84,67 @@ def _changed(node: ast.expr | ast.Return) -> str | None:
     return None
 
 
-class Tree:
-    """A copy of the tree, and the tests of it that name a room: their files -> their texts."""
-
-    def __init__(self, room: str, folder: Path, left_out: Set[str]) -> None:
-        self.root = folder / "tree"
-        for name in filter(None, git("ls-files", "-z").decode().split("\0")):
-            if (ROOT / name).is_symlink() or (ROOT / name).is_file():
-                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, self.root / name, follow_symlinks=False)
-        (folder / "shared").symlink_to((ROOT.parent / "shared").resolve())
-        paths = sorted(self.root.glob("tests/**/test_*.py"))
-        paths = [path for path in paths if not left_out & {*path.parts}]
-        texts = {str(path.relative_to(self.root)): path.read_text("utf-8") for path in paths}
-        named = re.compile(rf"dynamiccl[.-]{room.replace('/', '.')}\b")
-        self.tests = {n: t for n, t in texts.items() if f"/{room}/" in n or named.search(t)}
-        self.took_s: dict[str, float] = defaultdict(float)
-
-    def begin(self) -> str:
-        """Run the tests without a fault and keep how long each file takes; what failed, or ""."""
-        report = self.root / "out" / "faults.xml"
-        failed = self._run([*self.tests], [_WORKERS, f"--junitxml={report}"], None)
-        for case in ET.parse(report).getroot().iter("testcase"):
-            self.took_s[case.attrib["classname"].replace(".", "/") + ".py"] += float(
-                case.attrib["time"]
-            )
-        return failed
-
-    def failed_with(self, fault: Fault) -> str:
-        """What a fault makes fail, or ""."""
-        package, _, stem = fault.name.removesuffix(".py").replace("/", ".").rpartition(".")
-        module = rf"dynamiccl\.{package}\.{stem}\b|from dynamiccl\.{package} import .*\b{stem}\b"
-        near = [name for name, text in self.tests.items() if re.search(module, text)]
-        far = [name for name in self.tests if name not in near]
-        near += [f"dynamiccl/{fault.name}"] if ">>>" in fault.before else []
-        path = self.root / fault.name
-        path.write_text(fault.after, encoding="utf-8")
+def _failed(tree: Path, names: Sequence[str]) -> str:
+    """The first test that fails, that tests did not end in time, or ""."""
+    command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-pno:randomly", "-rfE", "-n2"]
+    with subprocess.Popen(
+        [*command, *names],
+        cwd=tree,
+        env=os.environ | {"PYTHONPATH": str(tree)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
         try:
-            found = self._run(near, [], self._limit_s(near)) if near else ""
-            return found or self._run(far, [_WORKERS], self._limit_s(far))
+            said, _ = process.communicate(timeout=_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return f"no end in {_LIMIT_S:.0f} s"
         finally:
-            path.write_text(fault.before, encoding="utf-8")
-
-    def _limit_s(self, names: Sequence[str]) -> float:
-        return 60 + 3 * sum(self.took_s[name] for name in names)
-
-    def _run(self, names: Sequence[str], options: Sequence[str], limit_s: float | None) -> str:
-        """The first test that fails, that tests did not end in time, or ""."""
-        command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-pno:randomly", "-rfE"]
-        with subprocess.Popen(
-            [*command, *options, *names],
-            cwd=self.root,
-            env=os.environ | {"PYTHONPATH": str(self.root)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        ) as process:
-            try:
-                said, _ = process.communicate(timeout=limit_s)
-            except subprocess.TimeoutExpired:
-                return f"no end in {limit_s:.0f} s"
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
-        if failed is not None:
-            return failed[1]
-        return "" if process.returncode in {0, pytest.ExitCode.NO_TESTS_COLLECTED} else said[-2000:]
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
+    if failed is not None:
+        return failed[1]
+    return "" if process.returncode in {0, pytest.ExitCode.NO_TESTS_COLLECTED} else said[-2000:]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("room", help="collect say, or a folder of it, collect/strategies")
+    parser.add_argument("room", help="collect say, or a folder of it")
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--seed", help="of the draw (default: the commit's hash)")
-    parser.add_argument("--cluster", action="store_true", help="run tests/cluster, too")
     asked = parser.parse_args()
     seed = asked.seed or git("rev-parse", "HEAD").decode().strip()
-    lines: dict[tuple[str, int], list[Fault]] = defaultdict(list)
+    lines: dict[tuple[str, int], list[str]] = defaultdict(list)
     for name in git("ls-files", f"{asked.room}/*.py").decode().splitlines():
-        for fault in faults_in(name, (ROOT / name).read_text(encoding="utf-8")):
-            lines[fault.name, fault.line].append(fault)
-    draw = random.Random(seed)
-    drawn = [draw.choice(lines[line]) for line in draw.sample(sorted(lines), asked.count)]
-    survived = 0
+        for line, after in faults_in((ROOT / name).read_text(encoding="utf-8")):
+            lines[name, line].append(after)
+    draw, survived = random.Random(seed), 0
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-        left_out = {"gpu"} if asked.cluster else {"gpu", "cluster"}
-        tree = Tree(asked.room, Path(folder), left_out)
-        if failed := tree.begin():
+        tree = Path(folder) / "tree"
+        shutil.copytree(ROOT, tree, symlinks=True, ignore=shutil.ignore_patterns("out", ".*"))
+        (Path(folder) / "shared").symlink_to((ROOT.parent / "shared").resolve())
+        paths = [p for p in tree.glob("tests/**/test_*.py") if not {"gpu", "cluster"} & {*p.parts}]
+        texts = {str(path.relative_to(tree)): path.read_text("utf-8") for path in sorted(paths)}
+        named = re.compile(rf"dynamiccl[.-]{asked.room.replace('/', '.')}\b")
+        tests = {n: t for n, t in texts.items() if f"/{asked.room}/" in n or named.search(t)}
+        if failed := _failed(tree, [*tests]):
             raise SystemExit(f"without a fault: {failed}")
-        for number, fault in enumerate(drawn, 1):
-            failed = tree.failed_with(fault)
+        for name, line in draw.sample(sorted(lines), asked.count):
+            before, after = (tree / name).read_text("utf-8"), draw.choice(lines[name, line])
+            (tree / name).write_text(after, encoding="utf-8")
+            package, _, stem = name.removesuffix(".py").replace("/", ".").rpartition(".")
+            module = rf"dynamiccl\.{package}\.{stem}\b|dynamiccl\.{package} import .*\b{stem}\b"
+            near = [test for test, text in tests.items() if re.search(module, text)]
+            near += [f"dynamiccl/{name}"] if ">>>" in before else []
+            far = [test for test in tests if test not in near]
+            failed = (near and _failed(tree, near)) or _failed(tree, far)
+            (tree / name).write_text(before, encoding="utf-8")
             survived += not failed
-            found = f"found by {failed}" if failed else f"no test fails\n{fault.diff()}"
-            sys.stdout.write(f"{number}/{asked.count} {fault.name}:{fault.line}: {found}\n")
+            change = difflib.unified_diff(before.splitlines(True), after.splitlines(True), n=1)
+            found = f"found by {failed}" if failed else f"no test fails\n{''.join(change)}"
+            sys.stdout.write(f"{name}:{line}: {found}\n")
             sys.stdout.flush()
     sys.stdout.write(f"seed {seed}: {asked.count - survived} of {asked.count} found\n")
 

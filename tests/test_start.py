@@ -190,7 +190,7 @@ def test_my_own_idea(user: User, tmp_path: Path) -> None:
     for name in ("examples", "datasets"):
         (tmp_path / name).symlink_to(ROOT / name)
     *lines, last = lines_of("idea", user)
-    assert last.startswith("mlflow ui")
+    assert last.startswith("mlflow ui")  # which MLflow tests
     said = {line.split("  #")[0].strip(): home.types(line) for line in lines}
     (studied,) = [text for line, text in said.items() if "study" in line]
     assert "attention" in studied

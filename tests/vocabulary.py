@@ -9,7 +9,7 @@ committed, and a test fails when it is stale.
     python -m tests.vocabulary --check    # exit 2 when the committed header is stale
 """
 
-import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -58,17 +58,6 @@ def header_text() -> str:
     """The header's text."""
     sections = (_version(), _names(), _limits(), _validity(), _bins(), _format(), _sweep())
     return _TOP + "".join("\n".join(("", *section, "")) for section in sections) + _BOTTOM
-
-
-def check(path: Path = HEADER_PATH) -> None:
-    """Raise UserError when the header at `path` is stale."""
-    if not path.is_file() or path.read_text(encoding="utf-8") != header_text():
-        raise UserError(f"{path} is stale; run 'python -m tests.vocabulary' and commit")
-
-
-def write(path: Path = HEADER_PATH) -> None:
-    """Write the header."""
-    path.write_text(header_text(), encoding="utf-8")
 
 
 def _version() -> Iterator[str]:
@@ -165,14 +154,10 @@ def _magic(name: str, magic: bytes) -> str:
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.vocabulary", description="Write the plugin's vocabulary.h."
-    )
-    parser.add_argument("--check", action="store_true", help="only fail when the header is stale")
-    if parser.parse_args().check:
-        check()
-    else:
-        write()
+    if sys.argv[1:] != ["--check"]:
+        HEADER_PATH.write_text(header_text(), encoding="utf-8")
+    elif HEADER_PATH.read_text(encoding="utf-8") != header_text():
+        raise UserError(f"{HEADER_PATH} is stale; run 'python -m tests.vocabulary' and commit")
 
 
 if __name__ == "__main__":

@@ -34,9 +34,8 @@ from dynamiccl.datasets.history import (
     history_features,
 )
 from dynamiccl.datasets.questions import column_types
-from dynamiccl.datasets.reward import reward
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
-from dynamiccl.datasets.steps import with_noise
+from dynamiccl.datasets.steps import reward, with_noise
 from dynamiccl.nccl import NUM_PROTOCOLS
 from dynamiccl.simulator.record_jobs import all_configs, check_workload
 from dynamiccl.simulator.scenario import MarkovLink, find_scenario

@@ -72,15 +72,17 @@ def history(*calls: Call) -> tuple[Float32Array, dict[str, float]]:
     return window, {f.name: float(v) for f, v in zip(HISTORY_FEATURES, values, strict=True)}
 
 
-def test_names_are_unique() -> None:
+def test_table_of_the_manifest_is_the_order_of_the_columns() -> None:
+    sizes = [1 << 20, 8, 1 << 30]
+    observed = cold_observations(tasks(*(default(size_bytes=n) for n in sizes)), PROFILES)
+    assert observed.context[:, CONTEXT_COLUMN["log2_size"]].tolist() == [20.0, 3.0, 30.0]
+    # Cold knows no history.
+    assert not observed.window.any()
+    assert not observed.context[:, HISTORY_SLICE].any()
+    assert observed.context.shape == (3, len(feature_table(PROFILES)))
+    assert observed.window.shape == (3, WINDOW_LENGTH, len(window_table()))
     for table in (feature_table(PROFILES), window_table()):
         assert len({entry["name"] for entry in table}) == len(table)
-
-
-def test_table_of_the_manifest_is_the_order_of_the_columns() -> None:
-    observed = cold_observations(tasks(default()), PROFILES)
-    assert observed.context.shape == (1, len(feature_table(PROFILES)))
-    assert observed.window.shape == (1, WINDOW_LENGTH, len(window_table()))
     assert [entry["name"] for entry in feature_table(PROFILES)] == [
         *(feature.name for feature in FEATURES),
         "profile:default",
@@ -127,12 +129,6 @@ def test_one_row_by_hand() -> None:
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_cold_knows_no_history() -> None:
-    observed = cold_observations(tasks(default(), default(size_bytes=8)), PROFILES)
-    assert not observed.window.any()
-    assert not observed.context[:, HISTORY_SLICE].any()
-
-
 def test_unknown_facts_are_zero_and_say_so() -> None:
     values = cold(default(**UNKNOWN), noise=None)
     known = [name for name in values if name.endswith("_known")]
@@ -176,12 +172,6 @@ def test_collective_without_a_tuner_is_refused() -> None:
         cold_observations(tasks(default(collective="AlltoAll")), PROFILES)
 
 
-def test_order_of_rows_stays() -> None:
-    sizes = [1 << 20, 8, 1 << 30, 64]
-    observed = cold_observations(tasks(*(default(size_bytes=n) for n in sizes)), PROFILES)
-    assert observed.context[:, CONTEXT_COLUMN["log2_size"]].tolist() == [20.0, 3.0, 30.0, 6.0]
-
-
 @pytest.mark.parametrize("count", [0, 1, 3, WINDOW_LENGTH, WINDOW_LENGTH + 4])
 def test_window_holds_the_last_calls_oldest_first(count: int) -> None:
     window, _ = history(*(call(2.0 ** (i + 1)) for i in range(count)))
@@ -208,17 +198,16 @@ def test_window_row_by_hand() -> None:
         "interference": 0.5,
     }
     assert {name: value for name, value in newest.items() if value} == pytest.approx(expected)
-
-
-def test_first_call_and_equal_configs_have_not_changed() -> None:
-    window, _ = history(call(), call(9.0), call(9.0, num_channels=8), call(9.0, num_channels=8))
-    assert window[-4:, WINDOW_COLUMN["changed"]].tolist() == [0.0, 0.0, 1.0, 0.0]
-
-
-def test_change_from_a_call_that_fell_out_of_the_window_is_not_seen() -> None:
-    calls = [call(num_channels=1), *(call() for _ in range(WINDOW_LENGTH))]
-    window, _ = history(*calls)
-    assert not window[:, WINDOW_COLUMN["changed"]].any()
+    # One that fell out of the window, the first and equal configs have not changed.
+    counts = [1, *(4,) * (WINDOW_LENGTH - 2), 8, 8]
+    window, values = history(*(call(num_channels=count) for count in counts))
+    changed = window[:, WINDOW_COLUMN["changed"]].tolist()
+    assert changed == [0.0] * (WINDOW_LENGTH - 2) + [1.0, 0.0]
+    # An unknown config is all zero.
+    window, values = history(call(algorithm=None, protocol=None, num_channels=None))
+    used = ("algorithm", "protocol", "log2_channel")
+    assert not any(window[-1, at] for name, at in WINDOW_COLUMN.items() if name.startswith(used))
+    assert (values["last_algorithm_Tree"], values["last_known"]) == (0.0, 1.0)
 
 
 def test_network_sense_by_hand() -> None:
@@ -229,28 +218,12 @@ def test_network_sense_by_hand() -> None:
     assert (values["skew_known"], values["log2_skew"]) == (1.0, 2.0)
     assert (values["last_known"], values["sense_known"]) == (1.0, 1.0)
     assert (values["last_algorithm_Ring"], values["last_log2_channels"]) == (1.0, 2.0)
-
-
-def test_interference_of_nothing_is_not_unknown_interference() -> None:
-    _, known = history(call(interference=0.0))
-    _, unknown = history(call())
-    assert (known["interference_known"], unknown["interference_known"]) == (1.0, 0.0)
-
-
-def test_bytes_in_flight_are_bounded() -> None:
-    _, values = history(call(8.0, size_bytes=16), call(8.0, size_bytes=16_000))
+    # Bytes in flight are bounded; no interference is not an unknown one.
+    _, values = history(call(8.0, size_bytes=16), call(8.0, interference=0.0))
+    assert (values["inflight_over_bdp"], values["interference_known"]) == (1.0, 1.0)
+    _, values = history(call(800.0, size_bytes=16_000), call(8.0, size_bytes=1_600_000))
     assert values["inflight_over_bdp"] <= 8.0
-
-
-def test_unknown_config_of_a_call_is_all_zero() -> None:
-    window, values = history(call(algorithm=None, protocol=None, num_channels=None))
-    used = [
-        WINDOW_COLUMN[name] for name in WINDOW_COLUMN if name.startswith(("algorithm", "protocol"))
-    ]
-    assert not window[-1, [*used, WINDOW_COLUMN["log2_channels"]]].any()
-    assert window[-1, WINDOW_COLUMN["log2_channel_throughput"]] == 0.0
-    assert values["last_algorithm_Tree"] == 0.0
-    assert values["last_known"] == 1.0
+    assert values["interference_known"] == 0.0
 
 
 @given(

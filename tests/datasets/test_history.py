@@ -17,7 +17,6 @@ from dynamiccl.datasets.history import (
     HistoryColumns,
     NetworkSense,
     Past,
-    Windowed,
     history_features,
     positions,
 )
@@ -87,14 +86,15 @@ def assert_same_everywhere(columns: HistoryColumns) -> tuple[Float32Array, Float
     return window, history
 
 
-def test_all_three_have_the_columns() -> None:
-    assert_same_everywhere(HISTORY_COLUMNS)
-
-
-def test_a_column_that_is_added_to_the_specification_is_in_all_three() -> None:
+def test_a_column_that_is_added_is_in_all_three_and_leaves_the_others_as_they_are() -> None:
     columns = wider()
     window, history = assert_same_everywhere(columns)
     at, in_history = positions(columns.window_features), positions(columns.history_features)
+    others = assert_same_everywhere(HISTORY_COLUMNS)
+    kept = [at[feature.name] for feature in HISTORY_COLUMNS.window_features]
+    np.testing.assert_array_equal(window[:, :, kept], others[0])
+    kept = [in_history[feature.name] for feature in HISTORY_COLUMNS.history_features]
+    np.testing.assert_array_equal(history[:, kept], others[1])
     valid = window[:, :, at["valid"]] > 0.0
     log2_time = window[:, :, at["log2_time"]]
     slower = np.where(valid[:, :-1], np.diff(log2_time, axis=1), 0.0)
@@ -112,34 +112,9 @@ def test_a_column_that_is_added_to_the_specification_is_in_all_three() -> None:
     assert not history[~known].any()
 
 
-def test_a_column_that_is_added_leaves_the_others_as_they_are() -> None:
-    calls, valid = seen(make_steps())
-    columns = wider()
-    window, history = history_features(calls, valid)
-    more_window, more_history = history_features(calls, valid, columns)
-    at, in_history = positions(columns.window_features), positions(columns.history_features)
-    kept = [at[feature.name] for feature in HISTORY_COLUMNS.window_features]
-    np.testing.assert_array_equal(more_window[:, :, kept], window)
-    kept = [in_history[feature.name] for feature in HISTORY_COLUMNS.history_features]
-    np.testing.assert_array_equal(more_history[:, kept], history)
-
-
-def test_nothing_is_known_before_the_first_transfer() -> None:
-    sense = NetworkSense()
-    assert (sense.ebb_gbytes_per_s, sense.btlbw.value, sense.bdp_bytes) == (None, None, None)
-
-
-def test_a_window_forgets_what_is_older_than_it() -> None:
-    least = Windowed(min, 3)
-    seen = []
-    for value in (5.0, 1.0, 4.0, 3.0, 6.0, 7.0):
-        least.add(value)
-        seen.append(least.value)
-    assert seen == [5.0, 1.0, 1.0, 1.0, 3.0, 3.0]
-
-
 def test_a_longer_route_moves_rtprop_once_the_old_one_has_expired() -> None:
     sense = NetworkSense(rtprop_window=4)
+    assert (sense.ebb_gbytes_per_s, sense.btlbw.value, sense.bdp_bytes) == (None, None, None)
     for time_us in (100.0, 300.0, 300.0, 300.0):
         sense.add(1000.0, time_us)
     assert sense.rtprop.value == 100.0

@@ -4,16 +4,14 @@ import math
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 import torch
 
-from dynamiccl.datasets.cells import cell_times, interfered, noise_bands, quiet
+from dynamiccl.datasets.cells import interfered, noise_bands, quiet
 from dynamiccl.datasets.features import CONTEXT_COLUMN, HISTORY_SLICE
 from dynamiccl.datasets.history import WINDOW_COLUMN
-from dynamiccl.datasets.reward import with_interfered_reference, with_reference
 from dynamiccl.datasets.splits import Split
-from dynamiccl.datasets.steps import training_noise
+from dynamiccl.datasets.steps import training_noise, with_interfered_reference, with_reference
 from dynamiccl.train.trigger import TriggerModule
 from tests.datasets.test_episodes import build, grid, tag, trained, window_times
 from tests.rows import default, forced, frame
@@ -21,9 +19,6 @@ from tests.splits import split_of
 
 LOUD: dict[str, Any] = {"interference_kind": "congestion", "interference_level": 1.0}
 KNOWN, LEVEL = CONTEXT_COLUMN["interference_known"], CONTEXT_COLUMN["interference"]
-
-
-AT_ONCE: dict[str, Any] = {"num_comms": 4, "comm_split": "DIV 8"}
 
 
 def slowed(by: float = 1.5, **columns: Any) -> list[dict[str, Any]]:
@@ -45,7 +40,8 @@ def default_us(rows: list[dict[str, Any]], like: dict[str, Any]) -> float:
 
 
 def test_quiet_rows_are_as_without_them() -> None:
-    alone, both = build(grid()), build([*slowed(), *grid()])
+    loud = slowed()
+    alone, both = build(grid()), build([*loud, *grid()])
     cold, quiet = alone.counts["cold"], len(alone)
     np.testing.assert_array_equal(both.context[:cold], alone.context[:cold])
     np.testing.assert_array_equal(both.reward[:cold], alone.reward[:cold])
@@ -53,7 +49,21 @@ def test_quiet_rows_are_as_without_them() -> None:
     for name in ("window", "context", "mask", "action", "reward"):
         wanted = getattr(alone, name)[cold:quiet]
         np.testing.assert_array_equal(getattr(both, name)[warm], wanted)
-    assert training_noise(frame(*grid(), *slowed())).equals(training_noise(frame(*grid())))
+    assert training_noise(frame(*grid(), *loud)).equals(training_noise(frame(*grid())))
+    # Every held-out time beside a disturbance is another one, and nothing that is trained on.
+    for row in loud:
+        if split_of(row["size_bytes"]) is not Split.TRAIN:
+            row["time_us"] = 7.0
+    again = build([*loud, *grid()])
+    for name in ("window", "context", "mask", "action", "reward"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(both, name))
+    # However much ran beside, at least half is cold; of an unknown strength it belongs together.
+    strengths = [row for level in (1.0, 2.0, None) for row in slowed(interference_level=level)]
+    most = build([*grid(), *strengths])
+    assert most.counts["cold"] >= most.counts["warm"] > 3 * len(trained(grid()))
+    assert most.counts["interfered_used"] == 3 * len(trained(grid()))
+    assert not most.window[most.is_cold].any()
+    assert not most.context[most.is_cold][:, HISTORY_SLICE].any()
 
 
 def test_they_are_warm_know_their_interference_and_see_what_ran_beside_the_same() -> None:
@@ -107,27 +117,6 @@ def test_their_reward_is_over_the_default_beside_the_same_disturbance() -> None:
     assert sum(reward == -1.0 for reward in rewards) == sum(row["is_default"] for row in used)
 
 
-def test_at_least_half_is_cold_however_much_ran_beside() -> None:
-    loud = [row for level in (1.0, 2.0, 3.0) for row in slowed(interference_level=level)]
-    found = build([*grid(), *loud])
-    assert found.counts["cold"] >= found.counts["warm"] > 3 * len(trained(grid()))
-    assert not found.window[found.is_cold].any()
-    assert not found.context[found.is_cold][:, HISTORY_SLICE].any()
-
-
-def test_held_out_sizes_stay_out() -> None:
-    """Changing every held-out time beside a disturbance changes nothing that is trained on."""
-    loud = slowed()
-    other = [
-        row if split_of(row["size_bytes"]) is Split.TRAIN else {**row, "time_us": 7.0}
-        for row in loud
-    ]
-    first, second = build([*grid(), *loud]), build([*grid(), *other])
-    for name in ("window", "context", "mask", "action", "reward"):
-        np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
-    assert len(first) - len(build(grid())) > 0
-
-
 @pytest.mark.parametrize(
     "gone",
     [
@@ -165,68 +154,39 @@ def test_a_level_is_what_a_trigger_that_is_sure_tells() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quiet_us", "loud_us", "level"), [(100.0, 80.0, 0.0), (1.0, 9e9, math.expm1(8.0))]
+    ("quiet", "loud_us", "level"),
+    [
+        ({"time_us": 100.0}, 80.0, 0.0),
+        # The bounds are the Trigger's.
+        ({"time_us": 1.0}, 9e9, math.expm1(8.0)),
+        # A quiet default that was not measured at the size gives none.
+        ({"size_bytes": 1 << 21}, 160.0, None),
+    ],
 )
-def test_a_level_has_the_bounds_of_the_triggers(
-    quiet_us: float, loud_us: float, level: float
+def test_a_level_is_bounded_and_of_the_size_itself(
+    quiet: dict[str, Any], loud_us: float, level: float | None
 ) -> None:
-    rows = [default(loud_us, **LOUD)]
-    found = with_interfered_reference(frame(*rows), frame(default(quiet_us), *rows))
-    assert found["interference"].item() == pytest.approx(level)
-    assert found["reference_us"].item() == loud_us
+    rows = frame(default(loud_us, **LOUD), {**default(100.0), **quiet}, default(size_bytes=1 << 19))
+    found = with_interfered_reference(interfered(rows), rows)
+    told = found.select("interference", "reference_us").row(0)
+    assert told == ((None, None) if level is None else pytest.approx((level, loud_us)))
 
 
-def test_a_quiet_default_that_was_not_measured_at_the_size_gives_no_level() -> None:
-    loud = [default(160.0, size_bytes=3 << 19, **LOUD)]
-    quiet = [default(100.0, size_bytes=1 << 20), default(150.0, size_bytes=1 << 21)]
-    found = with_interfered_reference(frame(*loud), frame(*quiet, *loud))
-    assert found.select("interference", "reference_us").row(0) == (None, None)
-
-
-def test_rows_of_an_unknown_strength_belong_together() -> None:
-    """An import may know what ran beside, and not how strong it was."""
-    found = build([*grid(), *slowed(interference_kind="stress", interference_level=None)])
-    assert found.counts["interfered_used"] == len(trained(slowed()))
-    assert isinstance(found.context, np.ndarray)
-    assert not pl.Series(found.context[-5:, LEVEL]).eq(0.0).any()
-
-
-def test_they_are_cells_of_their_own() -> None:
-    rows = frame(default(100.0), default(140.0, **AT_ONCE), default(150.0, num_comms=2, run="b"))
-    cells = cell_times(rows)
-    assert sorted(cells["time_us"]) == [100.0, 140.0, 150.0]
-    assert rows["trial"].n_unique() == 3
-
-
-def test_lone_rows_have_the_ids_that_they_had() -> None:
-    alone = frame(default())["trial"][0]
-    assert alone == frame(default(num_comms=None, comm_split=None))["trial"][0]
-    assert alone != frame(default(**AT_ONCE))["trial"][0]
-
-
-def test_they_are_disturbed_and_no_noise() -> None:
-    rows = frame(default(100.0), default(140.0, repeat=1, **AT_ONCE))
-    assert quiet(rows)["time_us"].to_list() == [100.0]
-    assert interfered(rows)["time_us"].to_list() == [140.0]
-    assert noise_bands(quiet(rows)).is_empty()
-
-
-def test_no_reference_of_a_lone_row_comes_from_them() -> None:
-    rows = frame(default(140.0, **AT_ONCE), forced("Ring", time_us=90.0))
-    assert with_reference(rows.filter(~rows["is_default"]), rows)["reference_us"].to_list() == [
-        None
-    ]
-
-
-def test_their_reference_is_the_default_of_as_many_at_once() -> None:
+def test_rows_beside_other_communicators_are_disturbed_cells_of_their_own_and_no_noise() -> None:
+    at_once: dict[str, Any] = {"num_comms": 4, "comm_split": "DIV 8"}
     rows = frame(
         default(100.0),
-        default(150.0, **AT_ONCE),
+        default(150.0, **at_once),
         default(300.0, num_comms=8, comm_split="DIV 8"),
-        forced("Ring", time_us=120.0, **AT_ONCE),
+        forced("Ring", time_us=120.0, **at_once),
     )
-    found = with_interfered_reference(
-        interfered(rows).filter(~interfered(rows)["is_default"]), rows
-    )
-    assert found["reference_us"].to_list() == [150.0]
-    assert found["interference"].to_list() == pytest.approx([0.5])
+    assert rows["trial"].n_unique() == 4
+    assert rows["trial"][0] == frame(default(num_comms=None, comm_split=None))["trial"][0]
+    assert quiet(rows)["time_us"].to_list() == [100.0]
+    assert noise_bands(quiet(rows)).is_empty()
+    # Their reference is the default of as many at once, and they are none of a lone row.
+    forced_rows = rows.filter(~rows["is_default"])
+    found = with_interfered_reference(forced_rows, rows)
+    assert found.select("reference_us", "interference").row(0) == pytest.approx((150.0, 0.5))
+    alone = frame(forced("Ring", time_us=90.0))
+    assert with_reference(alone, interfered(rows))["reference_us"].to_list() == [None]

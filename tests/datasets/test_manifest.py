@@ -1,6 +1,6 @@
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,14 @@ def supports(*rows: dict[str, Any]) -> list[Support]:
     return find_supports(made, Catalogue.from_frame(made), NOISE)
 
 
+#: Fields without a default.
+REQUIRED = [
+    each.name
+    for each in fields(Manifest)
+    if each.default is MISSING and each.default_factory is MISSING
+]
+
+
 def manifest() -> Manifest:
     return hand_made_manifest(frame(default(), forced("Ring", "LL")), NOISE)
 
@@ -62,15 +70,6 @@ def test_support_holds_the_bins_of_every_action() -> None:
     assert (support.system, support.num_nodes, support.ranks_per_node) == ("box", 1, 8)
     assert support.noise_bands == {"AllReduce": 0.01, "AllGather": 0.02}
     assert support.simulated is False
-
-
-def test_the_most_channels_that_nccl_used_are_known_for_each_group() -> None:
-    found = supports(
-        default(actual_num_channels=16),
-        forced("Ring", "LL", channels=64, actual_num_channels=24),
-        default(num_nodes=2, num_ranks=16, repeat=1),
-    )
-    assert {s.num_ranks: s.most_channels for s in found} == {8: 24, 16: None}
 
 
 def ran(size: int, *used: int | None, **columns: Any) -> list[dict[str, Any]]:
@@ -135,24 +134,14 @@ def test_rows_that_prove_nothing_support_nothing() -> None:
     )
 
 
-def test_machines_that_measured_are_fingerprints() -> None:
-    node = "gpu=H100*8;mig=0;nic=infiniband*8"
-    [support] = supports(
-        default(node_fingerprint=node),
-        default(node_fingerprint=node, repeat=1),
-        default(node_fingerprint="gpu=H100*8;mig=0;nic=infiniband*4", repeat=2),
-        default(node_fingerprint=None, repeat=3),
-        default(node_fingerprint="gpu=H100*1;mig=0;nic=roce*1", source="simulator", repeat=4),
-    )
-    assert support.fingerprints == [
-        "gpu=H100*8;mig=0;nic=infiniband*4;nccl=22705",
-        "gpu=H100*8;mig=0;nic=infiniband*8;nccl=22705",
-    ]
-
-
-def test_shape_profile_and_version_are_supports_of_their_own() -> None:
+def test_a_support_is_of_a_shape_profile_and_version_and_knows_what_any_row_knows() -> None:
+    node = "gpu=H100*8;mig=0;nic=infiniband*{}"
     found = supports(
-        default(),
+        default(node_fingerprint=node.format(8), actual_num_channels=16),
+        default(node_fingerprint=node.format(8), nic_kind="efa", repeat=1),
+        default(node_fingerprint=node.format(4), repeat=2),
+        default(node_fingerprint="gpu=H100*1;mig=0;nic=roce*1", source="simulator", repeat=4),
+        forced("Ring", "LL", channels=64, actual_num_channels=24),
         default(num_nodes=2, num_ranks=16),
         default(launch_profile="tuned"),
         default(nccl_version="2.28.9"),
@@ -160,12 +149,11 @@ def test_shape_profile_and_version_are_supports_of_their_own() -> None:
     )
     assert len(found) == 5
     assert {s.num_ranks for s in found} == {8, 16}
-
-
-def test_environment_is_what_any_row_knows() -> None:
-    [support] = supports(default(nic_kind=None), default(nic_kind="efa", repeat=1))
-    assert support.environment["nic_kind"] == "efa"
-    assert support.environment["cpu_vendor"] is None
+    assert sorted(s.most_channels or 0 for s in found) == [0, 0, 0, 0, 24]
+    (known,) = [support for support in found if support.most_channels]
+    machines = [f"{node.format(count)};nccl=22705" for count in (4, 8)]
+    assert known.fingerprints == machines
+    assert (known.environment["nic_kind"], known.environment["cpu_vendor"]) == ("efa", None)
 
 
 def test_manifest_round_trip(policy: Path) -> None:
@@ -174,16 +162,14 @@ def test_manifest_round_trip(policy: Path) -> None:
     assert sorted(read.files) == ["policy.pt", "tables/one.dcct"]
     assert list(policy.rglob(".*")) == []  # no hidden file is left
     assert read.actions() == Catalogue.from_json(read.catalogue)
-    assert read.noise_table().rows() == [
-        ("box", "AllReduce", 0.01),
-        ("box", "AllGather", 0.02),
-    ]
-
-
-def test_writing_again_lists_what_is_there_now(policy: Path) -> None:
+    noise = [("box", "AllReduce", 0.01), ("box", "AllGather", 0.02)]
+    assert read.noise_table().rows() == noise
+    # Written again it lists what is there now.
     (policy / "tables" / "one.dcct").unlink()
     written = Manifest.read_unchecked(policy).write(policy)
     assert list(Manifest.read(policy).files) == list(written.files) == ["policy.pt"]
+    with pytest.raises(MissingPath, match="give a run directory"):
+        Manifest.read(policy / "tables")
 
 
 @pytest.mark.parametrize(
@@ -209,11 +195,6 @@ def test_what_differs_from_the_list_is_named(
         Manifest.read(policy)
 
 
-def test_no_manifest_says_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(MissingPath, match="give a run directory"):
-        Manifest.read(tmp_path)
-
-
 def change(policy: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
     path = policy / MANIFEST_NAME
     raw = json.loads(path.read_text())
@@ -231,12 +212,14 @@ def change(policy: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
         ("supports", [1], "supports"),
         ("supports", [{**asdict(manifest())["supports"][0], "measured": 1}], "measured"),
         ("abstain_margin", "much", "abstain_margin"),
+        *((name, None, f"{name}: Field required") for name in REQUIRED),
     ],
 )
-def test_field_of_another_type_is_corrupt(
+def test_field_that_is_missing_or_of_another_type_is_corrupt(
     field: str, value: object, said: str, policy: Path
 ) -> None:
-    change(policy, lambda raw: raw.update({field: value}))
+    missing = value is None
+    change(policy, lambda raw: raw.pop(field) if missing else raw.update({field: value}))
     with pytest.raises(CorruptFile, match=rf"manifest\.json: .*{said}.*export the policy again"):
         Manifest.read(policy)
     change(policy, lambda raw: raw.update(format_version=2))
@@ -251,20 +234,6 @@ def test_what_is_no_json_object_is_corrupt(content: bytes | int, policy: Path) -
         content = path.read_bytes()[: len(path.read_bytes()) * content // 100]
     path.write_bytes(content)
     with pytest.raises(CorruptFile, match="not a JSON object"):
-        Manifest.read(policy)
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        f
-        for f in asdict(manifest())
-        if f not in {"files", "format_version", "runs", "trigger", "other_shapes", "parts", "slack"}
-    ],
-)
-def test_missing_field_is_corrupt(field: str, policy: Path) -> None:
-    change(policy, lambda raw: raw.pop(field))
-    with pytest.raises(CorruptFile, match=f"{field}: Field required"):
         Manifest.read(policy)
 
 
@@ -285,9 +254,6 @@ def test_a_table_asks_for_no_more_channels_than_nccl_was_seen_to_use() -> None:
         forced("Ring", "Simple", channels=64, actual_num_channels=24),
     )
     assert {name.split("/")[-1] for name in seen} == {"8ch", "24ch", "ABSTAIN"}
-
-
-def test_without_a_read_back_no_number_of_channels_is_known_to_be_there() -> None:
-    seen = names_allowed(default(), forced("Ring", "Simple"), forced("Ring", "Simple", channels=8))
-    assert len(seen) == 2
-    assert not any("8" in name for name in seen)
+    # Without a read-back no number of channels is known to be there.
+    unread = forced("Ring", "Simple"), forced("Ring", "Simple", channels=8)
+    assert names_allowed(default(), *unread) == {"ABSTAIN", "Ring/Simple"}

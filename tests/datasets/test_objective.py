@@ -1,18 +1,37 @@
-"""Configs by the time of the step: on small tables, and against the simulator's own law."""
+"""What compute loses to calls, and the choice of configs by the time of the step.
+
+On small tables, against the simulator's own law, and as rows beside matrix products tell it.
+"""
+
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
-from dynamiccl.datasets.manifest import JobTask
+from dynamiccl.datasets.manifest import JobTask, Losses
 from dynamiccl.datasets.objective import (
     change_of_task_us,
     fewest_within,
+    losses_at,
+    losses_of,
     may_take,
+    near,
+    placed_calls,
     step_change_us,
     sure_change_us,
 )
+from dynamiccl.evaluate.job_calls import job_of
+from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.simulator.system import Contention
-from tests.simulator.test_contention import iteration_us, parts
+from dynamiccl.sizes import size_bin
+from tests.calls import calls_frame, traced
+from tests.evaluate.jobs import sweep
+from tests.policies import hand_made_manifest
+from tests.rows import MIB, default, forced, frame
+from tests.simulator.iterations import iteration_us
+from tests.simulator.test_contention import parts
 
 NAN = float("nan")
 #: NCCL's own choice, one with as many channels, fewer, fewer and slower, and more.
@@ -48,7 +67,7 @@ def test_the_change_is_that_of_the_simulators_law(compute_us: float) -> None:
     assert found[0].tolist() == pytest.approx([step - steps[0] for step in steps])
 
 
-def task(compute_us: list[float], skew_us: float = 0.0) -> JobTask:
+def job_task(compute_us: list[float], skew_us: float = 0.0) -> JobTask:
     """Calls of 100 us."""
     return JobTask(("AllReduce", 1, 8, 40), 100.0, skew_us, compute_us, {})
 
@@ -69,26 +88,152 @@ def test_less_than_what_was_measured_is_counted_on() -> None:
 
 def test_a_call_may_take_longer_by_what_compute_gets_back() -> None:
     edges = np.array([[0.10, 0.05], [0.10, 0.056]])
-    longer = may_take(edges, task([1_000.0]))
+    longer = may_take(edges, job_task([1_000.0]))
     # By the edge that says the least: 1.25 times as long, at 0.8 of 0.7 of the loss.
     assert longer.tolist() == pytest.approx([1.0, 1.25], abs=1e-4)
-    change = change_of_task_us(np.tile(longer, (2, 1)), edges, task([1_000.0]))
+    change = change_of_task_us(np.tile(longer, (2, 1)), edges, job_task([1_000.0]))
     assert change.tolist() == pytest.approx([0.0, 0.0], abs=1e-3)
-    assert may_take(np.array([[0.1, NAN]]), task([1_000.0]))[1] == 1.0
+    assert may_take(np.array([[0.1, NAN]]), job_task([1_000.0]))[1] == 1.0
 
 
 def test_calls_that_compute_waits_for_count_as_many_as_they_are() -> None:
     """Of ten calls one is exposed: 96 us longer there weighs more than 0.3 us less in nine."""
     edges = np.array([[0.06, 0.02]])
-    assert may_take(edges, task([6_000.0]))[1] == pytest.approx(2.0, abs=1e-4)
+    assert may_take(edges, job_task([6_000.0]))[1] == pytest.approx(2.0, abs=1e-4)
     # 9 x (2 r - 0.7 x 6) + 100 (r - 1) = 0.
-    assert may_take(edges, task([0.0, *[6_000.0] * 9]))[1] == pytest.approx(1.1678, abs=1e-3)
-    change = change_of_task_us(np.array([[1.0, 1.96]]), edges, task([0.0, *[6_000.0] * 9]))
+    assert may_take(edges, job_task([0.0, *[6_000.0] * 9]))[1] == pytest.approx(1.1678, abs=1e-3)
+    change = change_of_task_us(np.array([[1.0, 1.96]]), edges, job_task([0.0, *[6_000.0] * 9]))
     assert change[1] > 5.0
 
 
 def test_the_rank_that_the_others_wait_for_decides() -> None:
     """It waits for nobody: what compute gets back from waiting kernels is not its own."""
     edges = np.array([[0.10, 0.07]])
-    alike = may_take(edges, task([9_000.0]))[1]
-    assert may_take(edges, task([9_000.0], skew_us=400.0))[1] == pytest.approx(alike, abs=1e-3)
+    alike = may_take(edges, job_task([9_000.0]))[1]
+    assert may_take(edges, job_task([9_000.0], skew_us=400.0))[1] == pytest.approx(alike, abs=1e-3)
+
+
+def told(share: float, channels: int = 0, kind: str = "matmul", **columns: Any) -> dict[str, Any]:
+    """A row beside products of Ring/LL, which takes 200 us, or of NCCL's own choice, 160 us."""
+    made = forced("Ring", "LL", 200.0, channels=channels) if channels else default(160.0)
+    row = {"compute_loss_us": made["time_us"] * share, "compute_period_us": 400.0}
+    beside = {"interference_kind": kind, "interference_level": 4096.0}
+    return {**made, **beside, **row, "run": f"{share}", **columns}
+
+
+def test_losses_are_shares_of_the_kernels_time_of_each_config_beside_each_kind() -> None:
+    rows = [told(0.02, 1), told(0.04, 1), told(0.01, 4), told(0.12)]
+    rows += [told(0.05, 8, compute_aa_difference=0.03)]
+    rows += [told(0.4, kind="persistent-matmul"), told(0.3, 1, kind="persistent-matmul")]
+    # Without NCCL's own choice, or in another environment, nothing is said.
+    rows += [told(0.02, 1, size_bytes=64), told(0.02, 1, launch_profile="x")]
+    rows += [told(0.1, launch_profile="x")]
+    assert losses_of(frame(*rows)) == {
+        ("AllReduce", 1, 8): {
+            size_bin(MIB): {
+                "matmul 4096": {
+                    "": pytest.approx((0.12, 0.12, 1.0)),
+                    "Ring/LL/1ch": pytest.approx((0.03, 0.01, 1.25)),
+                    # Of a single row no error is known: as large as what it says; or as its rates
+                    # alone differ.
+                    "Ring/LL/4ch": pytest.approx((0.01, 0.01, 1.25)),
+                    "Ring/LL/8ch": pytest.approx((0.05, 0.06, 1.25)),
+                },
+                "persistent-matmul 4096": {
+                    "": pytest.approx((0.4, 0.4, 1.0)),
+                    "Ring/LL/1ch": pytest.approx((0.3, 0.3, 1.25)),
+                },
+            }
+        }
+    }
+
+
+def test_tables_and_the_jobs_answer_place_a_trace_alike() -> None:
+    """Groups of eight ranks on one node, on eight, and unnamed; of four nothing was measured.
+
+    A table is not asked about the unnamed one: it may lie as either of two measured shapes.
+    """
+    rows = pl.concat([sweep(), sweep(num_nodes=8, ranks_per_node=1)])
+    manifest = hand_made_manifest(rows, rows.select("system", "collective", noise_band=0.01))
+    groups = ([*range(8)], [*range(0, 64, 8)], None, [*range(4)])
+    named = [
+        traced(n, size_bytes=MIB << n, group_ranks=ranks, num_ranks=len(ranks or range(8)))
+        for n, ranks in enumerate(groups)
+    ]
+    calls = calls_frame(*named)
+    found, [note] = placed_calls(calls, manifest)
+    assert found["num_nodes"].to_list() == [1, 8]
+    told = job_of(calls, None, 8)
+    assert told.kinds["num_nodes"].to_list() == [1, 8, 1, 1]
+    assert "ranks of 4 calls" in note
+    assert told.lacks["nodes"] == 4
+
+
+def test_beside_each_kind_the_nearest_size_within_an_octave_tells() -> None:
+    plain: dict[str, Losses] = {"4096": {"": (0.1, 0.0, 1.0)}}
+    by_bin = {40: plain, 44: {"8192": {"": (0.2, 0.0, 1.0)}}, 48: {"4096": {"": (0.3, 0.0, 1.0)}}}
+    assert near(by_bin, 37) == plain
+    assert near(by_bin, 41) == plain | by_bin[44]
+    assert near(by_bin, 47) == by_bin[48] | by_bin[44]
+    assert near(by_bin, 60) == {}
+
+
+def test_what_was_measured_beside_one_kind_counts_without_the_other() -> None:
+    """Two channels were measured beside both, four beside one: each kind that knows must agree."""
+    losses: dict[str, Losses] = {
+        "4096": {"": (0.2, 0.0, 1.0), "Ring/LL/2ch": (0.02, 0.0, 1.0)},
+        "8192": {
+            "": (0.2, 0.0, 1.0),
+            "Ring/LL/2ch": (0.6, 0.0, 1.0),
+            "Ring/LL/4ch": (0.04, 0.0, 1.0),
+        },
+    }
+    configs = [ABSTAIN, *(Config(Algorithm.Ring, Protocol.LL, n) for n in (2, 4, 8))]
+    lost, longer = losses_at(losses, configs)
+    job = JobTask(("AllReduce", 1, 8, 40), 100.0, 0.0, [1_000.0], losses)
+    own, two, four, eight = change_of_task_us(longer, lost, job)
+    assert (own, two > 10.0, four < -5.0, np.isnan(eight)) == (0.0, True, True, True)
+    one, two, four, eight = may_take(lost, job)
+    assert (one, two, four > 1.05, eight) == (1.0, 1.0, True, 1.0)
+
+
+def test_own_choice_surely_costs_less_than_measured_and_others_more() -> None:
+    losses = {"4096": {"": (0.12, 0.05, 1.0), "Ring/LL/2ch": (0.02, 0.01, 1.1)}}
+    configs = [ABSTAIN, *(Config(Algorithm.Ring, Protocol.LL, n) for n in (2, 8))]
+    [shares], [longer] = losses_at(losses, configs)
+    assert shares.tolist() == pytest.approx([0.07, 0.03, np.nan], nan_ok=True)
+    assert longer.tolist() == pytest.approx([1.0, 1.1, np.nan], nan_ok=True)
+
+
+def test_what_an_h200_lost_foretells_what_its_jobs_gained() -> None:
+    """Steps of 29,706 us took 2,636, 1,826 and 1,864 us less with 1, 2 and 4 channels than with 16.
+
+    Medians of two jobs of each (tests/gpu/test_step.py, November 2026): an all-reduce of 16 MiB
+    beside eight products of edge 8,192. Of the sweep before them one of two cycles was kept.
+    """
+    table = pl.read_csv(Path(__file__).parents[1] / "data" / "h200_beside.csv")
+    plain = {"interference_kind": "matmul"}
+    rows = [
+        {**(default() if row["is_default"] else forced("Ring", "Simple")), **plain, **row}
+        for row in table.to_dicts()
+    ]
+    measured = frame(*rows)
+    [(_, by_bin)] = losses_of(measured.filter(sweep="channels")).items()
+    whole = by_bin[size_bin(64 << 20)]["matmul 8192"]
+    means = [whole[f"Ring/Simple/{count}ch"][0] for count in (1, 2, 4, 8, 16)]
+    # Not by SMs, of which 16 channels are a quarter, but by waves of tiles.
+    assert means == pytest.approx([0.01, 0.07, 0.14, 0.11, 0.16], abs=0.02)
+    step = measured.filter(sweep="step")
+    [losses] = losses_of(step).values()
+    losses_there = losses[size_bin(16 << 20)]
+    configs = [ABSTAIN, *(Config(Algorithm.Ring, Protocol.Simple, n) for n in (1, 2, 4))]
+    lost, longer = losses_at(losses_there, configs)
+    own_us = float(np.median(step.filter("is_default")["time_us"]))
+    compute_us = 8 * 2e-6 * 8192**3 / float(np.median(step["compute_alone_tflops"]))
+    task = JobTask(("AllReduce", 2, 2, 0), own_us, 0.0, [compute_us], losses_there)
+    change = change_of_task_us(longer, lost, task)
+    # What is surely gained is gained, and more; and one channel is foretold to be the best.
+    gained_us = np.array([2_636.0, 1_826.0, 1_864.0])
+    assert change[1] < -500.0
+    assert (-change[1:] < gained_us).all()
+    assert change.argmin() == 1

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.datasets.reward import reward, with_reference
+from dynamiccl.datasets.steps import reward, with_reference
 from tests.rows import default, forced, frame
 
 KB64 = 1 << 16
@@ -17,25 +17,24 @@ def reference(row: dict[str, object], *training: dict[str, object]) -> tuple[flo
     return found["reference_us"], found["reference_measured"]
 
 
-def test_same_run_comes_before_other_runs() -> None:
-    training = [
-        default(10.0, run="a"),
-        default(30.0, run="a", repeat=1),
-        default(99.0, run="b"),
-        default(99.0, run="c"),
+@pytest.mark.parametrize(
+    ("row", "training"),
+    [
+        # The same run comes before others, and another sweep's run of one name is another run.
+        ({"run": "a"}, [("a", 10.0), ("a", 30.0), ("b", 99.0), ("c", 99.0)]),
+        ({"run": "z"}, [("a", 10.0), ("b", 20.0), ("c", 90.0)]),
+        ({"sweep": "b"}, [("sweep a", 10.0), ("sweep b", 20.0), ("sweep c", 40.0)]),
+        ({"sweep": "z"}, [("sweep a", 10.0), ("sweep b", 20.0), ("sweep c", 40.0)]),
+    ],
+)
+def test_the_same_run_comes_before_the_median_of_all(
+    row: dict[str, Any], training: list[tuple[str, float]]
+) -> None:
+    rows = [
+        default(us, repeat=i, **{"sweep" if "sweep" in name else "run": name[-1]})
+        for i, (name, us) in enumerate(training)
     ]
-    assert reference(forced("Ring", run="a"), *training) == (20.0, True)
-
-
-def test_other_runs_stand_in_where_the_run_has_no_default() -> None:
-    training = [default(t, run=r) for t, r in ((10.0, "a"), (20.0, "b"), (90.0, "c"))]
-    assert reference(forced("Ring", run="z"), *training) == (20.0, True)
-
-
-def test_run_of_the_same_name_in_another_sweep_is_another_run() -> None:
-    training = [default(10.0, sweep="a"), default(20.0, sweep="b"), default(40.0, sweep="c")]
-    assert reference(forced("Ring", sweep="b"), *training) == (20.0, True)
-    assert reference(forced("Ring", sweep="z"), *training) == (20.0, True)
+    assert reference(forced("Ring", **row), *rows) == (20.0, True)
 
 
 @pytest.mark.parametrize(
@@ -74,16 +73,12 @@ def test_what_a_row_is_compared_with(row: dict[str, Any], beside: dict[str, Any]
     assert reference(forced("Ring", **row), default(10.0, **beside), own) == (10.0, True)
 
 
-def inside(time_us: float, **columns: object) -> dict[str, object]:
-    """NCCL's default as measured under our plugin."""
-    return default(time_us, default_scope="profile", **columns)
-
-
 def test_default_under_our_plugin_is_no_reference() -> None:
-    rows = [default(10.0), inside(14.0), inside(16.0, repeat=1)]
-    assert reference(forced("Ring"), *rows) == (10.0, True)
-    assert reference(forced("Ring"), *rows[::-1]) == (10.0, True)
-    assert reference(forced("Ring"), inside(14.0), inside(14.0, run="b")) == (None, False)
+    rows = [default(10.0), *(default(14.0, repeat=i, default_scope="profile") for i in (1, 2))]
+    assert (
+        reference(forced("Ring"), *rows) == reference(forced("Ring"), *rows[::-1]) == (10.0, True)
+    )
+    assert reference(forced("Ring"), *rows[1:]) == (None, False)
 
 
 @given(
@@ -105,49 +100,38 @@ def test_interpolation_is_exact_on_a_power_law(
     assert found == pytest.approx(latency * size**power / low**power, rel=1e-9)
 
 
-@pytest.mark.parametrize("power", range(10, 36))
-def test_one_octave_to_each_side_is_near_enough(power: int) -> None:
-    size = 1 << power
-    training = [default(1.0, size_bytes=size // 2), default(4.0, size_bytes=size * 2)]
-    found, measured = reference(forced("Ring", size_bytes=size), *training)
-    assert not measured
-    assert found == pytest.approx(2.0)
-
-
 @pytest.mark.parametrize(
-    ("below", "above"),
-    [(KB64 // 2 - 1, KB64 * 2), (KB64 // 2, KB64 * 2 + 1), (None, KB64 * 2), (KB64 // 2, None)],
+    ("sizes", "found"),
+    [
+        ({KB64 // 2: 1.0, KB64 * 2: 4.0}, 2.0),
+        ({KB64 // 2: 1000.0, KB64 - 100: 8.0, KB64 + 100: 8.0, KB64 * 2: 0.001}, 8.0),
+        ({KB64 // 2 - 1: 1.0, KB64 * 2: 4.0}, None),
+        ({KB64 // 2: 1.0, KB64 * 2 + 1: 4.0}, None),
+        ({KB64 * 2: 1.0}, None),
+        ({KB64 // 2: 1.0}, None),
+    ],
 )
-def test_more_than_an_octave_or_one_side_alone_is_no_reference(
-    below: int | None, above: int | None
+def test_the_nearest_sizes_within_an_octave_on_both_sides_are_near_enough(
+    sizes: dict[int, float], found: float | None
 ) -> None:
-    training = [default(1.0, size_bytes=size) for size in (below, above) if size]
-    assert reference(forced("Ring", size_bytes=KB64), *training) == (None, False)
-
-
-def test_nearest_sizes_are_taken() -> None:
-    sizes = {KB64 // 2: 1000.0, KB64 - 100: 8.0, KB64 + 100: 8.0, KB64 * 2: 0.001}
     training = [default(time, size_bytes=size) for size, time in sizes.items()]
-    found, _ = reference(forced("Ring", size_bytes=KB64), *training)
-    assert found == pytest.approx(8.0)
+    told, measured = reference(forced("Ring", size_bytes=KB64), *training)
+    assert not measured
+    assert told == (None if found is None else pytest.approx(found))
 
 
-def test_references_come_from_the_training_rows_only() -> None:
-    held_out = [default(50.0), forced("Ring")]
-    found = with_reference(frame(*held_out), frame(default(10.0, run="other")))
-    assert found["reference_us"].to_list() == [10.0, 10.0]
+@pytest.mark.parametrize("power", range(10, 36))
+def test_an_octave_is_one_at_every_size(power: int) -> None:
+    training = [default(1.0, size_bytes=1 << power - 1), default(4.0, size_bytes=1 << power + 1)]
+    assert reference(forced("Ring", size_bytes=1 << power), *training)[0] == pytest.approx(2.0)
 
 
-def test_rows_and_their_order_stay() -> None:
-    rows = frame(*(forced("Ring", None, float(i + 1), repeat=i) for i in range(20)))
-    found = with_reference(rows, frame(default(10.0), default(20.0, size_bytes=64)))
-    assert found["repeat"].to_list() == list(range(20))
-    assert set(found.columns) - set(rows.columns) == {
-        "reference_us",
-        "reference_measured",
-    }
-
-
-def test_reward_is_minus_time_in_units_of_the_default() -> None:
-    assert pl.select(reward(pl.lit(15.0), pl.lit(10.0))).item() == -1.5
-    assert pl.select(reward(pl.lit(10.0), pl.lit(10.0))).item() == -1.0
+def test_rows_and_their_order_stay_and_references_are_of_training_rows_only() -> None:
+    rows = frame(default(50.0), *(forced("Ring", None, i + 1.0, repeat=i) for i in range(20)))
+    training = frame(default(10.0, run="other"), default(20.0, size_bytes=64))
+    found = with_reference(rows, training)
+    assert found["repeat"].to_list() == [0, *range(20)]
+    assert set(found["reference_us"]) == {10.0}
+    assert set(found.columns) - set(rows.columns) == {"reference_us", "reference_measured"}
+    rewards = found.select(reward(pl.col("time_us"), pl.col("reference_us"))).to_series()
+    assert rewards.to_list()[:3] == [-5.0, -0.1, -0.2]

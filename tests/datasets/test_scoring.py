@@ -10,11 +10,11 @@ from dynamiccl.datasets.cells import TaskGrid, rows_left_out, task_grid
 from dynamiccl.datasets.splits import Split
 from tests.rows import default, forced, frame
 
-TEST_SIZE = 1 << 23
-ALL = tuple(Split)
+NO_DEFAULT = "NCCL's default was not measured"
+FEW = "fewer than 2 forced configs measured"
 
 
-def score(*rows: dict[str, Any], splits: tuple[Split, ...] = ALL) -> TaskGrid:
+def score(*rows: dict[str, Any], splits: tuple[Split, ...] = tuple(Split)) -> TaskGrid:
     made = frame(*rows)
     return task_grid(made, Catalogue.from_frame(made), splits)
 
@@ -22,6 +22,7 @@ def score(*rows: dict[str, Any], splits: tuple[Split, ...] = ALL) -> TaskGrid:
 def task(
     default_us: float = 10.0, ring_us: float = 8.0, tree_us: float = 20.0, **columns: Any
 ) -> list[dict[str, Any]]:
+    """In the catalogue ABSTAIN, Tree/LL, Ring/LL."""
     return [
         default(default_us, **columns),
         forced("Ring", "LL", ring_us, **columns),
@@ -29,36 +30,31 @@ def task(
     ]
 
 
-def test_regret_is_time_over_the_best_measured() -> None:
-    grid = score(*task())  # catalogue: ABSTAIN, Tree/LL, Ring/LL
-    chosen = [grid.regret(np.array([action]))[0] for action in range(3)]
-    assert chosen == pytest.approx([0.25, 1.5, 0.0])
-    assert grid.oracle_us.tolist() == [8.0]
-    assert grid.default_us.tolist() == [10.0]
-
-
-@given(
-    times=st.lists(st.tuples(*[st.floats(1.0, 1e6)] * 3), min_size=1, max_size=5),
-)
+@given(times=st.lists(st.tuples(*[st.floats(1.0, 1e6)] * 3), min_size=1, max_size=5))
 @settings(deadline=None, max_examples=30)
-def test_oracle_has_no_regret_and_no_choice_has_less(
+def test_regret_is_time_over_the_best_measured_in_any_order_of_rows(
     times: list[tuple[float, float, float]],
 ) -> None:
     rows = [r for i, t in enumerate(times) for r in task(*t, size_bytes=1 << (10 + i))]
     grid = score(*rows)
-    assert len(grid.tasks) == len(times)
-    best = np.nanargmin(grid.times_us, axis=1)
-    assert grid.regret(best).tolist() == [0.0] * len(times)
-    for action in range(3):
-        assert (grid.regret(np.full(len(times), action)) >= 0.0).all()
-    np.testing.assert_array_equal(grid.chosen_us(np.zeros(len(times), np.int64)), grid.default_us)
+    own, ring, tree = np.array(times).T
+    oracle = np.minimum.reduce([own, ring, tree])
+    for action, chosen in enumerate((own, tree, ring)):
+        regret = grid.regret(np.full(len(times), action))
+        np.testing.assert_allclose(regret, chosen / oracle - 1.0, atol=1e-12)
+    np.testing.assert_array_equal(grid.oracle_us, oracle)
+    np.testing.assert_array_equal(grid.default_us, own)
+    np.testing.assert_array_equal(score(*reversed(rows)).times_us, grid.times_us)
 
 
-def test_times_are_medians_of_repeats() -> None:
+def test_samples_are_the_repeats_behind_a_median() -> None:
     rows = [r for i, t in enumerate((10.0, 11.0, 90.0)) for r in task(t, run=f"c{i}", repeat=i)]
-    grid = score(*rows)
-    assert grid.default_us.tolist() == [11.0]
-    assert grid.repeats.tolist() == [[3, 3, 3]]
+    grid = score(*rows, {**rows[0], "time_us": 99.0}, *task(77.0, size_bytes=64))
+    assert grid.tasks["size_bytes"].to_list() == [64, 1 << 20]
+    assert grid.default_us.tolist() == [77.0, 11.0]
+    assert grid.repeats.tolist() == [[1] * 3, [3] * 3]
+    assert sorted(grid.samples) == [(t, a) for t in range(2) for a in range(3)]
+    assert sorted(grid.samples[1, 0].tolist()) == [10.0, 11.0, 90.0]
 
 
 def test_unmeasured_action_cannot_be_chosen() -> None:
@@ -71,15 +67,15 @@ def test_unmeasured_action_cannot_be_chosen() -> None:
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        (task()[1:], "NCCL's default was not measured"),
-        (task()[:2], "fewer than 2 forced configs measured"),
-        ([default()], "fewer than 2 forced configs measured"),
-        ([*task()[:2], forced("Tree", "LL", None)], "fewer than 2 forced configs measured"),
-        (
-            [*task()[:2], forced("Ring", "LL", 8.1, repeat=1)],
-            "fewer than 2 forced configs measured",
-        ),
-        ([default(1.0, status="failed"), *task()[1:]], "NCCL's default was not measured"),
+        (task()[1:], NO_DEFAULT),
+        (task()[:2], FEW),
+        ([default()], FEW),
+        ([*task()[:2], forced("Tree", "LL", None)], FEW),
+        ([*task()[:2], forced("Ring", "LL", 8.1, repeat=1)], FEW),
+        ([default(1.0, status="failed"), *task()[1:]], NO_DEFAULT),
+        ([default(1.0, throttled=True), *task()[1:]], NO_DEFAULT),
+        # The choice of another tuner is neither the default nor a config.
+        ([forced(None, None, 1.0), *task()[1:]], NO_DEFAULT),
     ],
 )
 def test_task_that_cannot_be_scored_is_listed_with_the_reason(
@@ -90,20 +86,20 @@ def test_task_that_cannot_be_scored_is_listed_with_the_reason(
     assert grid.unscored["unscored"].to_list() == [reason]
 
 
-def test_plugin_of_the_source_is_neither_default_nor_config() -> None:
-    """Rows that request nothing and are not the default: in the shipped sample there are 20."""
-    unknown = forced(None, None, 1.0)
-    assert score(*task(), unknown).default_us.tolist() == [10.0]
-    assert score(unknown, *task()).oracle_us.tolist() == [8.0]
-    assert score(unknown, *task()[1:]).unscored["unscored"].to_list() == [
-        "NCCL's default was not measured"
-    ]
-
-
-def test_interfered_tasks_are_left_out() -> None:
-    loud = {"interference_kind": "congestion", "interference_level": 1.0}
-    grid = score(*task(), *task(1.0, 1.0, 1.0, **loud))
-    assert grid.default_us.tolist() == [10.0]
+@pytest.mark.parametrize(
+    "more",
+    [
+        [forced(None, None, 1.0)],
+        task(1.0, 1.0, 1.0, interference_kind="congestion", interference_level=1.0),
+        task(1.0, 1.0, 1.0, throttled=True, repeat=1),
+        task(1.0, 1.0, 1.0, ecc_errors=3, repeat=1),
+        # Of a placement without the default it is not known how far it is off.
+        task(in_place=True)[1:],
+    ],
+)
+def test_rows_that_say_nothing_of_the_task_change_nothing(more: list[dict[str, Any]]) -> None:
+    grid = score(*task(), *more)
+    assert grid.times_us.tolist() == [[10.0, 20.0, 8.0]]
     assert grid.unscored.height == 0
 
 
@@ -127,42 +123,31 @@ def test_rows_in_no_task_are_told_by_the_first_reason() -> None:
     assert rows_left_out(frame(*task())) == {}
 
 
-@pytest.mark.parametrize("flags", [{"throttled": True}, {"ecc_errors": 3}])
-def test_rows_of_unwell_gpus_are_in_no_verdict(flags: dict[str, object]) -> None:
-    hot = [{**row, **flags, "repeat": 1} for row in task(1.0, 1.0, 1.0)]
-    grid = score(*task(), *hot)
-    assert (grid.default_us.tolist(), grid.oracle_us.tolist()) == ([10.0], [8.0])
-    # Without another measurement the default was not measured.
-    assert score(*hot[:1], *task()[1:]).unscored["unscored"].to_list() == [
-        "NCCL's default was not measured"
-    ]
-
-
 def test_only_the_asked_splits_are_scored() -> None:
     rows = [r for k in range(20, 28) for r in task(size_bytes=1 << k)]
-    sizes = {
-        split: score(*rows, splits=(split,)).tasks["size_bytes"].sort().to_list() for split in ALL
-    }
-    assert sizes == {
-        Split.TRAIN: [1 << k for k in (20, 22, 24, 26)],
-        Split.VALIDATION: [1 << k for k in (21, 25)],
-        Split.TEST: [1 << k for k in (23, 27)],
-    }
+    expected = {Split.TRAIN: (20, 22, 24, 26), Split.VALIDATION: (21, 25), Split.TEST: (23, 27)}
+    for split, powers in expected.items():
+        sizes = score(*rows, splits=(split,)).tasks["size_bytes"].sort().to_list()
+        assert sizes == [1 << power for power in powers]
+    empty = score(*task(), splits=(Split.TEST,))
+    assert empty.regret(np.zeros(0, np.int64)).tolist() == []
+    assert empty.tasks.height == empty.unscored.height == 0
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"nccl_version": "2.28.9"}, {"launch_profile": "tuned"}, {"num_nodes": 2}],
+    [
+        {"nccl_version": "2.28.9"},
+        {"launch_profile": "tuned"},
+        {"num_nodes": 2},
+        dict.fromkeys(("nccl_version", "gpu", "num_nodes", "datatype")),
+    ],
 )
-def test_conditions_make_tasks_of_their_own(change: dict[str, Any]) -> None:
-    grid = score(*task(), *task(5.0, **change))
-    assert sorted(grid.default_us.tolist()) == [5.0, 10.0]
-
-
-def test_in_place_and_out_of_place_are_two_measurements_of_one_task() -> None:
-    grid = score(*task(), *task(40.0, 8.0, 20.0, in_place=True))
-    assert grid.times_us == pytest.approx(np.array([[20.0, 20.0, 8.0]]))
-    assert grid.repeats.tolist() == [[1, 1, 1]]
+def test_conditions_make_tasks_of_their_own_and_simulated_ones_are_marked(
+    change: dict[str, Any],
+) -> None:
+    grid = score(*task(), *task(5.0, source="simulator", **change))
+    assert dict(zip(grid.default_us, grid.tasks["simulated"], strict=True)) == {5.0: 1, 10.0: 0}
 
 
 def test_a_config_without_one_placement_is_not_judged_by_what_placements_differ_by() -> None:
@@ -175,42 +160,7 @@ def test_a_config_without_one_placement_is_not_judged_by_what_placements_differ_
     grid = score(*rows)
     assert grid.times_us[0] / grid.times_us[0, 0] == pytest.approx([1.0, 2.0, 0.8])
     assert grid.repeats.tolist() == [[3, 3, 3]]
-    # Of a placement without the default it is not known how far it is off.
-    lone = score(*task(), *task(in_place=True)[1:])
-    assert lone.times_us.tolist() == [[10.0, 20.0, 8.0]]
-
-
-def test_unknown_conditions_are_one_task_and_simulated_ones_are_marked() -> None:
-    unknown: dict[str, Any] = dict.fromkeys(("nccl_version", "gpu", "num_nodes", "datatype"))
-    grid = score(*task(**unknown), *task(source="simulator", size_bytes=TEST_SIZE))
-    assert grid.times_us.tolist() == [[10.0, 20.0, 8.0]] * 2
-    marks = dict(grid.tasks.select("size_bytes", "simulated").iter_rows())
-    assert marks == {1 << 20: False, TEST_SIZE: True}
-
-
-def test_order_of_rows_changes_nothing() -> None:
-    rows = [r for k in (20, 21, 30) for r in task(float(k), size_bytes=1 << k)]
-    forward, backward = score(*rows), score(*reversed(rows))
-    np.testing.assert_array_equal(forward.times_us, backward.times_us)
-    assert forward.tasks["size_bytes"].to_list() == backward.tasks["size_bytes"].to_list()
-
-
-def test_samples_are_the_repeats_behind_a_time() -> None:
-    rows = [r for i in range(3) for r in task(10.0 + i, run=f"c{i}", repeat=i)]
-    twice = {**rows[0], "time_us": 99.0}
-    made = frame(*rows, twice, *task(77.0, size_bytes=64))
-    catalogue = Catalogue.from_frame(made)
-    grid = task_grid(made, catalogue, ALL)
-    values = grid.samples
-    assert sorted(values) == [(t, a) for t in range(2) for a in range(3)]
-    big = grid.tasks["size_bytes"].to_list().index(1 << 20)
-    assert sorted(values[big, 0].tolist()) == [10.0, 11.0, 12.0]
-    for (number, action), times in values.items():
-        assert np.median(times) == grid.times_us[number, action]
-        assert len(times) == grid.repeats[number, action]
-
-
-def test_nothing_to_score_is_an_empty_grid() -> None:
-    grid = score(*task(size_bytes=1 << 20), splits=(Split.TEST,))
-    assert grid.regret(np.zeros(0, np.int64)).tolist() == []
-    assert grid.tasks.height == grid.unscored.height == 0
+    # Two measurements of one task: the geometric mean.
+    both = score(*task(), *task(40.0, 8.0, 20.0, in_place=True))
+    assert both.times_us == pytest.approx(np.array([[20.0, 20.0, 8.0]]))
+    assert both.repeats.tolist() == [[1, 1, 1]]

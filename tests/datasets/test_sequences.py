@@ -89,39 +89,26 @@ def test_what_cannot_be_learnt_from_is_counted() -> None:
             call(4, size_bytes=1 << 28),
             call(5, nccl_version="2.29.1"),
             call(6, collective="Broadcast"),
+            # Traces have times, but not the config, or not whose choice it was.
+            traced(1),
+            call(0, source="inspector", decided=None, table=None),
         )
     )
     assert len(steps) == 1
     assert counts == {
-        "calls": 7,
-        "unusable": 2,
+        "calls": 9,
+        "unusable": 4,
         "held_out": 1,
         "without_action": 0,
         "without_reward": 3,
         "steps": 1,
         "episodes": 1,
     }
-
-
-def test_a_trace_without_config_makes_no_step_though_it_has_a_time() -> None:
-    steps, counts = steps_of(calls_frame(call(0), traced(1), traced(2, None)))
-    assert len(steps) == 1
-    assert (counts["calls"], counts["unusable"], counts["steps"]) == (3, 2, 1)
     assert timed_calls(calls_frame(traced(1))).is_empty()
-
-
-def test_a_trace_that_tells_the_config_and_not_whose_choice_it_was_makes_no_step() -> None:
-    rows = calls_frame(call(0, source="inspector", decided=None, table=None))
-    steps, counts = sequence_steps(rows, SWEEP, CATALOGUE, ["default"], NOISE)
-    assert (steps, counts["unusable"]) == (None, 1)
-
-
-def test_no_call_left_says_why() -> None:
-    steps, counts = sequence_steps(
+    none, counts = sequence_steps(
         calls_frame(call(0, size_bytes=HELD_OUT)), SWEEP, CATALOGUE, ["default"], NOISE
     )
-    assert steps is None
-    assert (counts["held_out"], counts["steps"]) == (1, 0)
+    assert (none, counts["held_out"], counts["steps"]) == (None, 1, 0)
 
 
 def test_a_default_between_sizes_is_interpolated() -> None:

@@ -284,6 +284,10 @@ def test_rows_beside_products_tell_what_compute_gets_back() -> None:
     both = arm_of(against(exposed_job(0.0), other, few_channels_policy))
     assert both.given_back.low == pytest.approx(0.2 * (0.7 - 0.99) * 0.2, rel=0.02)
     assert both.given_back.high == pytest.approx(1.3 * saved, rel=0.02)
+    # Of compute beside which the config was not measured nothing is known.
+    own = pl.concat([measured, beside({16: 0.2}, 512.0)])
+    alone = arm_of(against(exposed_job(0.0), own, few_channels_policy))
+    assert alone.given_back.mean == pytest.approx(saved, rel=1e-3)
 
 
 @pytest.mark.parametrize(("exposed_us", "says"), [(0.0, True), (50.0, False)])

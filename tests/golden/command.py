@@ -5,52 +5,23 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
+import pytest
+
+from tests.cli.conftest import MODULES
+from tests.plugin_build import built
 from tests.published import ROOT, WHOLE
 
-_MODULES: Final = {
-    "collect": "dynamiccl.collect.cli",
-    "train": "dynamiccl.train.cli",
-    "evaluate": "dynamiccl.evaluate.cli",
-    "deploy": "dynamiccl.serve.cli",
-}
 #: A user's own settings would show.
 _SETTINGS: Final = ("NCCL_", "FAKE_", "DYNAMICCL_", "SLURM_", "OMPI_", "COLUMNS")
-
-
-@dataclass(frozen=True)
-class Done:
-    """What a command printed, and its exit code."""
-
-    code: object
-    out: str
-    err: str
-    #: The directory that it ran in.
-    directory: Path
-
-    @property
-    def json(self) -> Any:
-        """Its document, without the names of places; raises AssertionError where it failed."""
-        return self.document(0)
-
-    def document(self, *codes: int) -> Any:
-        """As `json`, where each of some exit codes is right."""
-        assert self.code in codes, f"exit code {self.code}: {self.err}"
-        return json.loads(self.without_places(self.out))
-
-    def without_places(self, text: str) -> str:
-        """The text with words in place of folders and of the hashes in parts' names."""
-        for place, word in ((self.directory, "HERE"), (WHOLE, "SHARED"), (ROOT, "ROOT")):
-            text = text.replace(str(place), word)
-        return re.sub(r"part-[0-9a-f]{16}\.parquet", "part-HASH.parquet", text)
 
 
 def clean_environment(**settings: str) -> dict[str, str]:
@@ -59,36 +30,53 @@ def clean_environment(**settings: str) -> dict[str, str]:
     return {**kept, "COLUMNS": "200", "PYTHONPATH": str(ROOT), **settings}
 
 
+def library(name: str) -> Path:
+    """A library of ours, built; skips where there is nothing to build it with."""
+    if shutil.which("c++") is None or shutil.which("cmake") is None:
+        pytest.skip("no compiler to build the plugin with")
+    return built() / name
+
+
 def dynamiccl(
-    program: str, *arguments: object, directory: Path, settings: Mapping[str, str] | None = None
-) -> Done:
-    """Run `dynamiccl-PROGRAM ARGUMENTS` in this process, in `directory`."""
+    program: str, *words: object, directory: Path, settings: Mapping[str, str] | None = None
+) -> tuple[object, Any]:
+    """Exit code and document of `dynamiccl-PROGRAM WORDS`, run in this process, in `directory`.
+
+    Names of places, and hashes in parts' names, are words. The document is None of an error.
+    """
     code: object = 0
     out, err = io.StringIO(), io.StringIO()
+    environment = clean_environment(**(settings or {}))
     with (
         contextlib.chdir(directory),
-        mock.patch.dict(os.environ, clean_environment(**(settings or {})), clear=True),
-        mock.patch.object(sys, "argv", [f"dynamiccl-{program}", *map(str, arguments)]),
+        mock.patch.dict(os.environ, environment, clear=True),
+        mock.patch.object(sys, "argv", [f"dynamiccl-{program}", *map(str, words)]),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
         try:
-            import_module(_MODULES[program]).main()
+            import_module(MODULES[f"dynamiccl-{program}"]).main()
         except SystemExit as ended:
             code = ended.code or 0
-    return Done(code, out.getvalue(), err.getvalue(), directory)
+    text = out.getvalue()
+    for place, word in ((directory, "HERE"), (WHOLE, "SHARED"), (ROOT, "ROOT")):
+        text = text.replace(str(place), word)
+    text = re.sub(r"part-[0-9a-f]{16}\.parquet", "part-HASH.parquet", text)
+    return code, json.loads(text) if text[:1] in {"{", "["} else None
 
 
-def shape(value: Any) -> Any:
-    """The keys of a document, and the kinds of its values: for what differs between machines.
+def shape(value: Any, kept: Iterable[str] = ()) -> Any:
+    """The keys of a document and the kinds of its values; the values of keys `kept` (*: of all).
 
-    >>> shape({"a": [{"b": None}, {"b": 2.0, "c": None}], "d": "x"})
-    {'a': [{'b': 'number', 'c': 'null'}], 'd': 'text'}
+    >>> shape({"a": [{"b": None}, {"b": 2.0, "c": None}], "d": "x"}, ["d"])
+    {'a': [{'b': 'number', 'c': 'null'}], 'd': 'x'}
     """
+    if "*" in kept:
+        return value
     if isinstance(value, dict):
-        return {key: shape(item) for key, item in value.items()}
+        return {k: item if k in kept else shape(item, kept) for k, item in value.items()}
     if isinstance(value, list):
-        return [reduce(_joined, map(shape, value))] if value else []
+        return [reduce(_joined, (shape(item, kept) for item in value))] if value else []
     names = {bool: "flag", str: "text", type(None): "null"}
     return names.get(type(value), "number")
 

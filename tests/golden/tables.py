@@ -1,21 +1,20 @@
 """Decision tables of two recipes, from a simulated sweep to the artifact, as their user goes.
 
-Fits are short, at fixed seeds and on one thread. Machines differ in the last bits, and what a
-network learns with them: one cell in a hundred may be another.
+Fits are short, at fixed seeds and on one thread.
 """
 
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
-from dynamiccl.nccl import Collective, Config
+from dynamiccl.nccl import Collective
 from dynamiccl.serve.table import DecisionTable
 from tests.golden.command import dynamiccl
-from tests.golden.golden import Golden, same_share
+from tests.golden.golden import Golden
 from tests.stores import new_store
 
+#: Of one cycle: each makes a part, named by a hash of its content, time stamps included. Rows are
+#: read in the order of these names, and a fit goes by it.
 SWEEP: Final = """
 name = "tables"
 system = "sim-4x8"
@@ -39,46 +38,30 @@ RECIPES: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-def run(program: str, *words: object, directory: Path) -> Any:
-    """The document that a command prints."""
-    done = dynamiccl(program, *words, "--json", directory=directory)
-    assert done.code == 0, done.err
-    return done.json
-
-
-def simulate(directory: Path, sweep: str) -> None:
-    """Run a sweep in the simulator; its rows are in `data`, and an empty store beside it.
-
-    It must be of one cycle: each makes a part, named by a hash of its content, time stamps
-    included. Rows are read in the order of these names, and a fit goes by it.
-    """
-    new_store(directory)
-    (directory / "sweep.toml").write_text(sweep)
-    words = ("run", "sweep.toml", "--runner", "simulator", "--out", "data")
-    assert run("collect", *words, directory=directory)["rounds_done"] == 1
-
-
-def make_tables(recipe: str, directory: Path) -> Any:
+def _make(recipe: str, directory: Path) -> Any:
     """The config of each size bin, None for NCCL's own choice; table by table, by collective."""
-    torch.set_num_threads(1)
-    simulate(directory, SWEEP)
+    new_store(directory)
+    (directory / "sweep.toml").write_text(SWEEP)
+
+    def run(program: str, *words: object) -> Any:
+        code, said = dynamiccl(program, *words, "--json", directory=directory)
+        assert code == 0, words
+        return said
+
+    run("collect", "run", "sweep.toml", "--runner", "simulator", "--out", "data")
     settings = [word for each in RECIPES[recipe] for word in ("--set", each)]
-    how = ("--data", "data", "--recipe", recipe, *settings, "--seed", 7)
-    fitted = run("train", "fit", *how, directory=directory)
-    run("deploy", "export", fitted["run_id"], "--out", "artifact", directory=directory)
-    paths = sorted(p for p in (directory / "artifact" / "tables").rglob("*") if p.is_file())
+    fit = ("fit", "--data", "data", "--recipe", recipe, *settings, "--seed", 7)
+    run("deploy", "export", run("train", *fit)["run_id"], "--out", "artifact")
+    paths = sorted((directory / "artifact" / "tables").rglob("*.*"))
     return [
-        decision(table.at(collective, index))
+        config and config.key
         for table in map(DecisionTable.read, paths)
         for collective in (Collective.AllReduce, Collective.AllGather)
         for index in range(table.first_bin, table.first_bin + table.num_bins)
+        for config in [table.at(collective, index)]
     ]
 
 
-def decision(config: Config | None) -> str | None:
-    return None if config is None else config.key
-
-
 GOLDENS: Final = tuple(
-    Golden(f"tables-{recipe}", partial(make_tables, recipe), same_share(0.99)) for recipe in RECIPES
+    Golden(f"tables-{name}", partial(_make, name), decisions=True) for name in RECIPES
 )

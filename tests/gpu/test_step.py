@@ -21,9 +21,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dynamiccl.datasets.job_tasks import losses_at, losses_of
 from dynamiccl.datasets.manifest import JobTask
-from dynamiccl.datasets.objective import change_of_task_us
+from dynamiccl.datasets.objective import change_of_task_us, losses_at, losses_of
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from tests.gpu.ranks import collected, run_ranks, shared, skip_without_nccl, write_bound_artifact
 

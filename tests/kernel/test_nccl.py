@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.errors import UnknownName, UserError
-from dynamiccl.fingerprint import check_fingerprint, node_part, with_nccl
+from dynamiccl.libraries import check_fingerprint, node_part, with_nccl
 from dynamiccl.nccl import (
     ABSTAIN,
     MAX_CHANNELS,
@@ -19,17 +19,14 @@ from dynamiccl.nccl import (
 )
 
 #: What NCCL can run, by hand (src/graph/tuning.cc, v2.30.7-1): L = LL, 8 = LL128, S = Simple.
+ALL_REDUCE = {"Ring": "L8S", "Tree": "L8S"} | dict.fromkeys(
+    ("CollNetDirect", "CollNetChain", "NVLS", "NVLSTree"), "S"
+)
+GATHER = {"Ring": "L8S", "CollNetDirect": "S", "NVLS": "S", "PAT": "S"}
 VALID = {
-    "AllReduce": {
-        "Ring": "L8S",
-        "Tree": "L8S",
-        "CollNetDirect": "S",
-        "CollNetChain": "S",
-        "NVLS": "S",
-        "NVLSTree": "S",
-    },
-    "AllGather": {"Ring": "L8S", "CollNetDirect": "S", "NVLS": "S", "PAT": "S"},
-    "ReduceScatter": {"Ring": "L8S", "CollNetDirect": "S", "NVLS": "S", "PAT": "S"},
+    "AllReduce": ALL_REDUCE,
+    "AllGather": GATHER,
+    "ReduceScatter": GATHER,
     "Broadcast": {"Ring": "L8S"},
     "Reduce": {"Ring": "L8S"},
 }
@@ -43,51 +40,19 @@ LETTER = {Protocol.LL: "L", Protocol.LL128: "8", Protocol.Simple: "S"}
 H100 = "gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8;nccl=22809"
 
 
-@pytest.mark.parametrize(
-    ("text", "member"),
-    [
-        ("NVLS_TREE", Algorithm.NVLSTree),
-        ("nvls-tree", Algorithm.NVLSTree),
-        ("Coll Net Direct", Algorithm.CollNetDirect),
-        ("COLLNET_CHAIN", Algorithm.CollNetChain),
-        ("all_reduce", Collective.AllReduce),
-        ("All-Gather", Collective.AllGather),
-        ("REDUCE_SCATTER", Collective.ReduceScatter),
-        ("reduce", Collective.Reduce),
-    ],
-)
-def test_every_spelling_is_read(text: str, member: Algorithm | Collective) -> None:
-    assert type(member).parse(text) is member
-
-
-@pytest.mark.parametrize("kind", [Algorithm, Collective, Protocol])
-def test_wire_names_parse_to_themselves(
-    kind: type[Algorithm] | type[Collective] | type[Protocol],
-) -> None:
-    for member in kind:
-        assert kind.parse(member.wire) is member
-        assert kind.parse(member.wire.upper()) is member
-
-
-def test_indices_are_those_of_the_cost_table() -> None:
-    assert [a.wire for a in sorted(Algorithm)] == [
-        "Tree",
-        "Ring",
-        "CollNetDirect",
-        "CollNetChain",
-        "NVLS",
-        "NVLSTree",
-        "PAT",
-    ]
+def test_numbers_and_names_are_nccls_in_every_spelling() -> None:
+    algorithms = ["Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT"]
+    assert [a.wire for a in sorted(Algorithm)] == algorithms
     assert [p.wire for p in sorted(Protocol)] == ["LL", "LL128", "Simple"]
-
-
-def test_tuned_collectives_are_five() -> None:
-    tuned = {c.wire for c in Collective if c.tunable}
-    assert tuned == {"Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce"}
-
-
-def test_unknown_protocol_lists_choices() -> None:
+    tuned = ["Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce"]
+    assert [c.wire for c in sorted(Collective) if c.tunable] == tuned
+    for kind in (Algorithm, Collective, Protocol):
+        for member in kind:
+            assert kind.parse(member.wire) is kind.parse(member.wire.upper()) is member
+    for text in ("NVLS_TREE", "nvls-tree", "NVLS Tree"):
+        assert Algorithm.parse(text) is Algorithm.NVLSTree
+    for text in ("REDUCE_SCATTER", "reduce-scatter"):
+        assert Collective.parse(text) is Collective.ReduceScatter
     with pytest.raises(UnknownName) as caught:
         Protocol.parse("LL127", where="row 3")
     assert str(caught.value) == (
@@ -107,47 +72,23 @@ def test_a_name_is_read_only_when_its_letters_are_a_member(text: str) -> None:
             Algorithm.parse(text)
 
 
-@pytest.mark.parametrize(
-    ("collective", "factor"),
-    [
-        # nccl-tests doc/PERFORMANCE.md, 4 ranks.
-        (Collective.AllReduce, 2 * 3 / 4),
-        (Collective.AllGather, 3 / 4),
-        (Collective.ReduceScatter, 3 / 4),
-        (Collective.AlltoAll, 3 / 4),
-        (Collective.Gather, 3 / 4),
-        (Collective.Scatter, 3 / 4),
-        (Collective.Broadcast, 1.0),
-        (Collective.Reduce, 1.0),
-        (Collective.SendRecv, 1.0),
-    ],
-)
-def test_bus_factor_is_that_of_nccl_tests(collective: Collective, factor: float) -> None:
-    assert collective.bus_factor(4) == factor
-    assert factor == 1.0 or collective.bus_factor(1) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        ("2.29.7", NcclVersion(2, 29, 7)),
-        ("2.29.7+cuda12.9", NcclVersion(2, 29, 7)),
-        ("2.30", NcclVersion(2, 30, 0)),
-        (22907, NcclVersion(2, 29, 7)),
-        ("22907", NcclVersion(2, 29, 7)),
-        (2708, NcclVersion(2, 7, 8)),
-        ("2804", NcclVersion(2, 8, 4)),
-        (20906, NcclVersion(2, 9, 6)),
-    ],
-)
-def test_version_is_read_from_text_and_code(text: str | int, version: NcclVersion) -> None:
-    assert NcclVersion.parse(text) == version
+def test_bus_factor_is_that_of_nccl_tests() -> None:
+    """doc/PERFORMANCE.md of nccl-tests, of 4 ranks and of one."""
+    plain = {Collective.Broadcast, Collective.Reduce, Collective.SendRecv}
+    for collective in Collective:
+        twice = 2 if collective is Collective.AllReduce else 1
+        expected = (1.0, 1.0) if collective in plain else (twice * 3 / 4, 0.0)
+        assert (collective.bus_factor(4), collective.bus_factor(1)) == expected
 
 
 @given(minor=st.integers(0, 99), patch=st.integers(0, 99))
 @settings(deadline=None, max_examples=200)
-def test_version_code_and_text_round_trip(minor: int, patch: int) -> None:
+def test_version_is_read_from_code_and_text(minor: int, patch: int) -> None:
     version = NcclVersion(2, minor, patch)
+    assert NcclVersion.parse(f"{version}+cuda12.9") == version
+    known: dict[str | int, tuple[int, ...]] = {22907: (2, 29, 7), "2.30": (2, 30), 2708: (2, 7, 8)}
+    for text, parts in {**known, "2804": (2, 8, 4), "20906": (2, 9, 6)}.items():
+        assert NcclVersion.parse(text) == NcclVersion(*parts)
     assert NcclVersion.parse(version.code) == version
     assert NcclVersion.parse(str(version)) == version
     assert NcclVersion(2, minor, patch) < NcclVersion(2, minor + 1) < NcclVersion(2, minor + 1, 1)
@@ -209,15 +150,12 @@ def test_config_names_are_unique() -> None:
     assert len({config.key for config in configs}) == len(configs)
 
 
-def test_models_are_counted_and_sorted() -> None:
+def test_a_fingerprint_is_of_counted_and_sorted_models() -> None:
     node = node_part(["B", "A", "B"], mig=True, nic_kind="socket", num_nics=1)
     assert node == "gpu=A*1+B*2;mig=1;nic=socket*1"
-    assert check_fingerprint(with_nccl(node, NcclVersion(2, 28, 9))).endswith(";nccl=22809")
-
-
-@pytest.mark.parametrize("text", [H100, "gpu=none*0;mig=0;nic=none*0;nccl=0"])
-def test_fingerprint_is_taken_as_it_is(text: str) -> None:
-    assert check_fingerprint(text) == text
+    for text in (H100, "gpu=none*0;mig=0;nic=none*0;nccl=0", f"{node};nccl=22809"):
+        assert check_fingerprint(text) == text
+    assert with_nccl(node, NcclVersion(2, 28, 9)) == f"{node};nccl=22809"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynamiccl.collect.on_node import node_facts
-from dynamiccl.fingerprint import check_fingerprint
+from dynamiccl.libraries import check_fingerprint
 from dynamiccl.serve.build import PROBE_NAME
 from tests.cli.conftest import Shell
 from tests.collect import sysfs

@@ -16,9 +16,8 @@ from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import tuned, usable
 from dynamiccl.datasets.history import WINDOW_COLUMN
-from dynamiccl.datasets.reward import reward
 from dynamiccl.datasets.splits import Split
-from dynamiccl.datasets.steps import sequence_steps, training_noise
+from dynamiccl.datasets.steps import reward, sequence_steps, training_noise
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.nccl import Collective

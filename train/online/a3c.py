@@ -27,7 +27,6 @@ from typing import Any, Final, NamedTuple, Self, cast
 
 import numpy as np
 import torch
-from dynamiccl.train.trigger import Detector
 from torch import multiprocessing, nn
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
@@ -37,6 +36,7 @@ from dynamiccl.train.environment import DecisionEnv, Rounds, Tables, Variation
 from dynamiccl.train.loop import Source
 from dynamiccl.train.networks import Imitator, StatefulTrunk
 from dynamiccl.train.recipe import Recipe
+from dynamiccl.train.trigger import Detector
 
 #: Width of what the critic knows of a decision, and of its hidden layer.
 _DECISION_UNITS = 8

@@ -41,7 +41,7 @@ constexpr const char* kNoMachine = "a GPU or NIC of this machine cannot be read 
 
 // --- This machine ---------------------------------------------------------------------------
 
-/// What fits with ";nccl=12345" into the 200 characters of dynamiccl/fingerprint.py, and more than
+/// What fits with ";nccl=12345" into the 200 characters of dynamiccl/libraries.py, and more than
 /// any model's name has.
 constexpr std::size_t kMostBytes = 189, kMostNameBytes = 95;
 
