@@ -158,7 +158,7 @@ class TunerBrain:
         self._spaces: dict[Key, SearchSpace] = {}
         self._watcher = ScriptedBrain(artifact.directory / BRAIN_NAME) if alarmed else None
         self._progress: dict[tuple[Collective, int], _Progress] = {}
-        #: The artifact's own table, once the communicator is known.
+        #: What it began with, once the communicator is known.
         self._table: DecisionTable | None = None
         #: The policy's values without history, once they are asked for.
         self._q: npt.NDArray[np.float32] | None = None
@@ -169,21 +169,23 @@ class TunerBrain:
         Raises UnknownName for a communicator shape that the artifact does not have.
         """
         if self._table is None:
-            self._table = self._begin(config)
+            self._table = self._begin(config, history.table)
         first, num_bins = self._table.first_bin, self._table.num_bins
         tasks = [task for task in history.tasks if 0 <= task.bin - first < num_bins]
         for task, levels in zip(tasks, self._levels(tasks), strict=True):
             self._learn(task, in_force(history.table, task), levels)
         entries = self._table.entries.copy()
-        if not self._from_table:
-            entries[:] = config_columns(ABSTAIN)
         for (collective, index), found in self._progress.items():
             entries[collective, index - first] = config_columns(self._configs[found.playing])
         table = replace(self._table, entries=entries)
         return None if table == history.table else table
 
-    def _begin(self, config: BrainConfig) -> DecisionTable:
-        """The artifact's table of a communicator, whose actions are looked up."""
+    def _begin(self, config: BrainConfig, found: DecisionTable | None) -> DecisionTable:
+        """The table that a search of a communicator begins with, whose actions are looked up.
+
+        A job begins with its artifact's table in force; another one was found by a brain before
+        this one, and is kept.
+        """
         manifest = self._artifact.manifest
         info = pick_table(self._artifact, config.num_nodes, config.num_ranks, config.system)
         table = DecisionTable.read(self._artifact.directory / info.path)
@@ -191,7 +193,12 @@ class TunerBrain:
         bins = range(table.first_bin, table.first_bin + table.num_bins)
         #: Which may be played, [collective][bin][action].
         self._mask = np.stack([allowed(manifest, self._support, c, bins) for c in TUNED])
-        return table
+        if found not in {None, table}:
+            return found
+        entries = table.entries.copy()
+        if not self._from_table:
+            entries[:] = config_columns(ABSTAIN)
+        return replace(table, entries=entries)
 
     def _levels(self, tasks: Sequence[KeyCalls]) -> npt.NDArray[np.float64]:
         """(N, K) interference of the calls of N task keys, right-aligned; -1: unknown."""
@@ -237,12 +244,13 @@ class TunerBrain:
         mask = self._mask[task.collective, task.bin - self._table.first_bin]
         last = task.calls[-1]
         ran = Config(last.algorithm, last.protocol, last.num_channels)
-        begin = in_force(self._table, task) if self._from_table else ABSTAIN
+        begin, playable = in_force(self._table, task), np.flatnonzero(mask).tolist()
+        is_played = begin in [self._configs[action] for action in playable]
         return SearchSpace(
             [Choice(config) for config in self._configs],
-            np.flatnonzero(mask).tolist(),
+            playable,
             default_runs=Choice(ran) if running == ABSTAIN else None,
-            begin=Choice(begin),
+            begin=Choice(begin if is_played else ABSTAIN),
         )
 
     def _space(self, key: Key) -> SearchSpace:

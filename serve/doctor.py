@@ -35,8 +35,8 @@ from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME, built, is_ours
 from dynamiccl.nccl import NEWEST_ACTING, OLDEST_ACTING, TUNER_ABI_SINCE, NcclVersion
 from dynamiccl.serve.ab import DEFAULT_MODE, PROVEN, WORSE
 from dynamiccl.serve.artifact import Artifact, how_to_bind, installed_plugin, open_artifact
-from dynamiccl.serve.options import Json
 from dynamiccl.serve.this_machine import ask_probe, first_that_loads, nccl_libraries
+from dynamiccl.train.commands.options import Json
 
 OK, WARN, FAIL, UNKNOWN = CheckStatus
 #: What names the vendor's tuner that is asked first.

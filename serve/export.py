@@ -30,15 +30,20 @@ from dynamiccl.datasets.options import Hidden, MaxChannels, Objective, SlackShar
 from dynamiccl.datasets.questions import cold_questions, decide, table_supports
 from dynamiccl.doctor import Machine
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, UnknownName, UserError
-from dynamiccl.serve.artifact import Artifact, check_features, open_artifact
+from dynamiccl.serve.artifact import (
+    Artifact,
+    ArtifactDir,
+    PluginIndex,
+    check_features,
+    open_artifact,
+    warn,
+)
 from dynamiccl.serve.build import find_plugin
-from dynamiccl.serve.options import ArtifactDir, Json, folding_table, stderr, stdout, warn
-from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
 from dynamiccl.serve.this_machine import own_fingerprint
 from dynamiccl.serve.torchscript import NEAR_TIES, ScriptedPolicy, check_brain, differing_share
 from dynamiccl.train import DEFAULT_TRACKING_URI
-from dynamiccl.train.commands.options import tell
+from dynamiccl.train.commands.options import Json, folding_table, stderr, stdout, tell
 
 
 def export_artifact(
@@ -279,7 +284,6 @@ def bind_command(
     plugin: Annotated[
         Path | None, typer.Option(help="The built plugin; default out/plugin.")
     ] = None,
-    as_json: Json = False,
 ) -> None:
     """Let an artifact's tables act on a kind of machine that its data do not name.
 
@@ -298,10 +302,5 @@ def bind_command(
     before = opened.index.systems.get(machine)
     index = opened.index.bound(chosen, machine)
     index.write(artifact)
-    if as_json:
-        cli.print_json(
-            {"fingerprint": machine, "system": chosen, "before": before, "sha256": index.sha256}
-        )
-        return
     moved = f", no longer to {before}" if before not in {None, chosen} else ""
     tell(stdout, f"{machine}: belongs to {chosen}{moved}\n{artifact}: now {index.sha256}")

@@ -31,11 +31,10 @@ from dynamiccl import cli
 from dynamiccl.datasets.manifest import INDEX_NAME, KILL_NAME, MANIFEST_NAME
 from dynamiccl.errors import DataError, MissingPath, UserError
 from dynamiccl.libraries import JOB_NAMES, TUNER_NAME, built
-from dynamiccl.serve.artifact import Artifact, open_artifact
+from dynamiccl.serve.artifact import Artifact, ArtifactDir, PluginIndex, open_artifact, warn
 from dynamiccl.serve.build import BRAIN_NAME, build_plugin
-from dynamiccl.serve.options import ArtifactDir, Json, stdout, warn
-from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.this_machine import PROBE_NAME, find_probe
+from dynamiccl.train.commands.options import Json, stdout
 
 RUN_NAME: Final = "dynamiccl-run"
 #: Template -> where it goes.

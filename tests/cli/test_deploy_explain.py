@@ -99,15 +99,17 @@ def test_rows_of_a_gate_carry_their_interval(policy: Path) -> None:
     assert cell.low < 0.3 < cell.high
 
 
-def test_calls_of_a_trace_are_looked_at_with_the_nodes_that_are_given(
+def test_calls_of_a_trace_are_placed_as_for_tables(
     gated: Path, shell: Shell, tmp_path: Path
 ) -> None:
+    """Eight unnamed ranks lie on one node, where that alone was measured."""
     rows = (traced(i) for i in range(20))
     others = (traced(i, collective="SendRecv", asks_tuner=False) for i in range(4))
     data = record(tmp_path / "job", *rows, *others)
-    assert "give --nodes" in refused(shell(DEPLOY, "explain", gated, "--calls", data), 3)
-    done = shell(DEPLOY, "explain", gated, "--calls", data, "--nodes", "1", "--json")
-    assert (done.json["outlook"]["calls"], done.json["outlook"]["calls_changed"]) == (20, 20)
-    assert done.json["calls_left_out"] == 4
-    told = shell(DEPLOY, "explain", gated, "--calls", data, "--nodes", "1")
-    assert "4 calls are left out: NCCL asks no tuner" in told.err
+    explain = (DEPLOY, "explain", gated, "--calls", data)
+    done = shell(*explain, "--json").json
+    assert (done["outlook"]["calls"], done["outlook"]["calls_changed"]) == (20, 20)
+    assert done["calls_left_out"] == 4
+    told = shell(*explain).err
+    assert "4 calls are left out: NCCL asks no tuner" in told
+    assert "ranks of 20 calls lie the traces do not say: taken to be up to 8 a node" in told

@@ -8,7 +8,7 @@ import pytest
 from tests.cli.conftest import Shell, refused
 from tests.conftest import Trained
 
-ASK = ("--collective", "AllReduce", "--ranks", 32, "--nodes", 4)
+ASK = ("--collective", "AllReduce", "--group", "4x8")
 
 
 def test_it_says_what_the_table_says(gated_dir: Path, shell: Shell, tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_it_says_what_the_table_says(gated_dir: Path, shell: Shell, tmp_path: Pa
         "no machine"
         not in shell("dynamiccl-evaluate", "explain", artifact, *ASK, "--size", "4M").out
     )
-    table = ("dynamiccl-deploy", "table", tmp_path / "artifact", "--ranks", 32, "--nodes", 4)
+    table = ("dynamiccl-deploy", "table", tmp_path / "artifact", "--group", "4x8")
     rows = shell(*table).json["decisions"]["AllReduce"]
     said = set()
     for row in rows[::5]:

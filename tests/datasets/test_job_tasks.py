@@ -65,6 +65,9 @@ def test_tables_and_the_jobs_answer_place_a_trace_alike() -> None:
     told = job_of(calls, None, 8)
     assert told.kinds["num_nodes"].to_list() == [1, 8, 1, 1]
     assert "ranks of 4 calls" in note
+    assert note.endswith(
+        "about 1, whose shape may be one of several: import with --nodes and --ranks"
+    )
     assert told.lacks["nodes"] == 4
 
 

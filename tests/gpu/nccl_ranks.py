@@ -16,7 +16,7 @@ import pytest
 
 from dynamiccl.doctor import Machine
 from dynamiccl.nccl import Config
-from dynamiccl.serve.plugin_index import PluginIndex
+from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
 from dynamiccl.serve.this_machine import own_fingerprint
 from tests.cluster.slurm import free_ports

@@ -9,9 +9,8 @@ from torch import nn
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import table_supports
 from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.serve.artifact import Artifact
+from dynamiccl.serve.artifact import Artifact, PluginIndex
 from dynamiccl.serve.export import export_artifact
-from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.torchscript import BrainConfig, KeyCalls
 from dynamiccl.sizes import size_bin
 from tests.policies import hand_made_manifest

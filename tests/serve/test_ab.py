@@ -17,8 +17,8 @@ import pytest
 
 from dynamiccl.doctor import Machine
 from dynamiccl.serve.ab import Launch, conclude, environment_of, is_worse, launch, limit_s, step_of
+from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.install import install
-from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.this_machine import ask_probe
 from tests.cli.conftest import Done, Shell
 

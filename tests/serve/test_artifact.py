@@ -1,6 +1,8 @@
 """Export, verify and use an artifact: one observation through policy, TorchScript and plugin."""
 
+import contextlib
 import copy
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -11,20 +13,33 @@ import pytest
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.features import TUNED, cold_observations
-from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.manifest import Manifest, Support
 from dynamiccl.datasets.questions import allowed, cold_tasks, table_supports
-from dynamiccl.errors import ArtifactMismatch, SchemaMismatch, UnknownName
+from dynamiccl.errors import (
+    ArtifactMismatch,
+    CorruptFile,
+    SchemaMismatch,
+    UnknownName,
+    UserError,
+)
 from dynamiccl.nccl import Collective
-from dynamiccl.serve.artifact import Artifact, pick_table
-from dynamiccl.serve.decisions import nccl_csv
+from dynamiccl.serve.artifact import (
+    MAX_BYTES,
+    Artifact,
+    PluginIndex,
+    known_machines,
+    open_artifact,
+    pick_table,
+)
+from dynamiccl.serve.explain import nccl_csv
 from dynamiccl.serve.export import export_artifact, verify_artifact
-from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.simulator.group import Group
 from dynamiccl.simulator.h100 import default_model
 from dynamiccl.simulator.system import Call
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
 from dynamiccl.train.policy import TorchPolicy
+from tests.cli.conftest import Shell, refused
 from tests.conftest import Trained
 from tests.data_sets import SYSTEM
 from tests.serve.abi import TunerPlugin, loopback_environment
@@ -140,7 +155,7 @@ def test_foreign_manifest_version_is_refused(copied: Path) -> None:
 
 def test_unknown_shape_and_system_list_the_choices(artifact: Artifact) -> None:
     assert pick_table(artifact, 4, 32, None).path == TABLE
-    with pytest.raises(UnknownName, match="--ranks 32 --nodes 4"):
+    with pytest.raises(UnknownName, match="choose from 4x8"):
         pick_table(artifact, 2, 16, None)
     with pytest.raises(UnknownName, match=SYSTEM):
         pick_table(artifact, 4, 32, "elsewhere")
@@ -148,8 +163,8 @@ def test_unknown_shape_and_system_list_the_choices(artifact: Artifact) -> None:
 
 def test_nccl_csv_is_what_nvidias_example_tuner_reads(artifact: Artifact) -> None:
     table = DecisionTable.read(artifact.directory / TABLE)
-    written = nccl_csv(table)
-    lines = [line for line in written.text.splitlines() if not line.startswith("#")]
+    text, abstaining, auto = nccl_csv(table)
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
     assert lines
     covered = 0
     for line in lines:
@@ -168,5 +183,126 @@ def test_nccl_csv_is_what_nvidias_example_tuner_reads(artifact: Artifact) -> Non
             assert config is not None
             assert config.key.lower() == f"{algorithm.replace('_', '')}/{protocol}"
             covered += 1
-    assert covered + written.bins_abstaining + written.bins_with_auto == table.entries.size
+    assert covered + abstaining + auto == table.entries.size
     assert covered == int(table.entries["act"].sum())
+
+
+# --- plugin.index ---
+
+
+@pytest.fixture
+def boxed(small_artifact: Artifact, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small_artifact.directory, tmp_path / "boxed"))
+
+
+BOX = "gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8;nccl=22809"
+OTHER = BOX.replace("*8;mig", "*4;mig")
+HASH = "ab" * 32
+INDEX = PluginIndex(
+    HASH,
+    {BOX: "box"},
+    {("box", Collective.AllReduce): 31000},
+    {("box", 1, 8): HASH, ("box", 2, 16): HASH},
+)
+
+
+def support(system: str, num_nodes: int, *fingerprints: str) -> Support:
+    return Support(
+        system=system,
+        num_nodes=num_nodes,
+        ranks_per_node=8,
+        num_ranks=8 * num_nodes,
+        launch_profile="default",
+        nccl_version="2.28.9",
+        gpu="H100",
+        simulated=False,
+        environment={},
+        measured={},
+        noise_bands={},
+        fingerprints=list(fingerprints),
+    )
+
+
+def test_text_is_lines_of_fields_between_tabs_and_a_changed_byte_is_seen(tmp_path: Path) -> None:
+    """A changed byte changes the hash, or the index is refused."""
+    data = INDEX.to_bytes()
+    assert data.decode() == (
+        f"dynamiccl-index\t1\nartifact\t{HASH}\nsystem\tbox\t{BOX}\nnoise\tbox\t4\t31000\n"
+        f"table\tbox\t1\t8\t{HASH}\ntable\tbox\t2\t16\t{HASH}\n"
+    )
+    INDEX.write(tmp_path)
+    assert PluginIndex.read(tmp_path) == INDEX
+    for i in range(len(data)):
+        changed = data[:i] + bytes([data[i] ^ 1]) + data[i + 1 :]
+        (tmp_path / "plugin.index").write_bytes(changed)
+        with contextlib.suppress(CorruptFile):
+            assert PluginIndex.read(tmp_path).sha256 != INDEX.sha256
+    head = b"dynamiccl-index\t1\n"
+    for text in (b"", b"\n", head, head + b"artifact\tx\n", b"\xff\n", b"a\tb"):
+        (tmp_path / "plugin.index").write_bytes(text)
+        with pytest.raises(CorruptFile, match="is not a usable index"):
+            PluginIndex.read(tmp_path)
+
+
+def test_index_is_never_more_than_the_plugin_reads() -> None:
+    many = {("box", 1, ranks): HASH for ranks in range(1, 1000)}
+    with pytest.raises(UserError, match=str(MAX_BYTES)):
+        replace(INDEX, tables=many).to_bytes()
+
+
+def test_machine_is_known_where_all_tables_of_a_system_were_measured_on_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert known_machines([support("a", 1, BOX, OTHER), support("a", 2, BOX)]) == {BOX: "a"}
+    assert known_machines([support("a", 1, BOX), support("a", 2)]) == {}
+    assert known_machines([support("a", 1, BOX), support("b", 1, OTHER)]) == {BOX: "a", OTHER: "b"}
+    # One of two systems is of neither.
+    assert known_machines([support("a", 1, BOX), support("b", 1, BOX), support("c", 1, BOX)]) == {}
+    assert "systems a, b, c are the same kind of machine" in caplog.text
+
+
+def test_bind_adds_a_machine_and_moves_it() -> None:
+    assert INDEX.bound("box", OTHER).machines_of("box") == [OTHER, BOX]
+    with pytest.raises(UnknownName, match="did you mean 'box'"):
+        INDEX.bound("Box", OTHER)
+    with pytest.raises(UserError, match="no fingerprint"):
+        INDEX.bound("box", "H100")
+
+
+def test_export_writes_the_index_last(boxed: Path) -> None:
+    index = PluginIndex.read(boxed)
+    manifest = (boxed / "manifest.json").read_bytes()
+    table = (boxed / "tables/box/nodes1_ranks8.dct").read_bytes()
+    assert index.manifest_sha256 == hashlib.sha256(manifest).hexdigest()
+    assert index.tables == {("box", 1, 8): hashlib.sha256(table).hexdigest()}
+    assert index.sha256 == hashlib.sha256((boxed / "plugin.index").read_bytes()).hexdigest()
+    assert index.systems == {}  # hand-made rows say nothing of a machine
+    assert open_artifact(boxed).to_json()["machines"] == {"box": []}
+
+
+def test_index_of_something_else_is_found(boxed: Path, shell: Shell) -> None:
+    index = PluginIndex.read(boxed)
+    for odd in (
+        replace(index, manifest_sha256=HASH),
+        replace(index, tables={("box", 1, 8): HASH}),
+        replace(index, noise_ppm={("box", Collective.AllReduce): 1}),
+    ):
+        odd.write(boxed)
+        with pytest.raises(ArtifactMismatch, match="not of the manifest and files"):
+            open_artifact(boxed)
+    replace(index, systems={BOX: "nowhere"}).write(boxed)
+    assert "names nowhere" in refused(shell("dynamiccl-deploy", "explain", boxed), 3)
+    (boxed / "plugin.index").unlink()
+    assert "has no plugin.index" in refused(shell("dynamiccl-deploy", "explain", boxed), 3)
+
+
+def test_bind_command_binds_a_given_machine_and_a_kill_file_is_no_damage(
+    boxed: Path, shell: Shell
+) -> None:
+    bind = ("dynamiccl-deploy", "bind", boxed, "--fingerprint")
+    said = shell(*bind, BOX).out
+    assert said == f"{BOX}: belongs to box\n{boxed}: now {PluginIndex.read(boxed).sha256}\n"
+    assert PluginIndex.read(boxed).systems == {BOX: "box"}
+    (boxed / "kill").touch()
+    verify_artifact(boxed)
+    assert "is no fingerprint; one looks like" in refused(shell(*bind, "H100"), 2)

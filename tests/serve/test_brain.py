@@ -25,7 +25,7 @@ from dynamiccl.serve.torchscript import BrainConfig, History, KeyCalls, Scripted
 from dynamiccl.sizes import size_bin
 from dynamiccl.train.policy import save_script
 from dynamiccl.train.trigger.module import TriggerModule
-from tests.serve.brains import CONFIG, HintPolicy, make_artifact, task
+from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, HintPolicy, make_artifact, task
 from tests.serve.leader import NOTHING, Leader, question_of, table_in
 
 SIZE = 1 << 20
@@ -269,6 +269,28 @@ def test_tuners_settle_on_the_fastest_config_that_was_measured(
         assert set(played[-100:]) == {Config(Algorithm.Ring, Protocol.LL128)}
     else:  # the hint is wrong, and what it expects to be slow is tried when it can be paid for
         assert sum(slowness(config) > slowness(ABSTAIN) for config in played[-100:]) <= 5
+
+
+def test_a_tuner_that_is_started_anew_goes_on_from_the_table_in_force(hinted: Artifact) -> None:
+    ring, tree = (Config(a, Protocol.LL128) for a in (Algorithm.Ring, Algorithm.Tree))
+    own = own_table(hinted)
+    rows = [[tree] * NUM_BINS if c == Collective.AllReduce else [ring] * NUM_BINS for c in range(5)]
+    found = DecisionTable.from_configs(rows, num_nodes=1, num_ranks=8, first_bin=FIRST_BIN)
+    window = task(SIZE, 5.0, 5.1)
+    for policy, at_key in (("search", tree), ("autoccl", None)):
+        brain = POLICIES[policy](hinted)
+        told = brain.decide(CONFIG, History((window,), found)) or found
+        assert told.at(*KEY) == at_key  # AutoCCL compares with NCCL's own choice, always
+        assert [told.at(KEY[0], BIN + 1), told.at(Collective.AllGather, BIN)] == [tree, ring]
+    # What nobody measured is not played; where the table is the artifact's own, a job begins.
+    task_of_reduce = task(SIZE, 5.0, collective=Collective.Reduce)
+    told = POLICIES["search"](hinted).decide(CONFIG, History((task_of_reduce,), found))
+    assert told is not None
+    assert told.at(Collective.Reduce, BIN) is None
+    for table in (None, own):
+        told = POLICIES["autoccl"](hinted).decide(CONFIG, History((), table)) or table
+        assert told is not None
+        assert not told.entries["act"].any()
 
 
 def test_a_tuner_waits_for_new_calls_and_for_its_table_to_be_in_force(hinted: Artifact) -> None:

@@ -12,8 +12,8 @@ from dynamiccl.datasets.store import file_sha256
 from dynamiccl.doctor import ASK_VERSION, Check, CheckStatus, Machine, ProgramResult
 from dynamiccl.errors import MachineError, PluginError
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME
+from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.doctor import Question, check_for_job
-from dynamiccl.serve.plugin_index import PluginIndex
 from dynamiccl.serve.this_machine import ask_probe
 from tests.cli.conftest import Shell
 from tests.recorded import HEALTHY, Recorded, by_name
