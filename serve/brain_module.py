@@ -3,7 +3,7 @@
 `dynamiccl-brain` runs it beside the job, where there is no Python: it takes calls as they were
 recorded and answers with table entries, so C++ needs no feature code. The features are those of
 `datasets/history.py`, frozen with the policy that learned on them; `check_brain` of
-`serve/torchscript.py` compares the two.
+`serve/export.py` compares the two.
 
 Two parts remember what a leader showed before: whatever asks the policy, where that has a state
 of the job, and the Trigger. A leader shows its brain windows that overlap: the latest calls of each
@@ -36,14 +36,13 @@ from dynamiccl.datasets.questions import ColdQuestions
 from dynamiccl.errors import CorruptFile
 from dynamiccl.nccl import MAX_CHANNELS, NUM_TUNED_COLLECTIVES, Algorithm, Config, Protocol
 from dynamiccl.schedule import config_columns
+from dynamiccl.serve.brain import CALL_COLUMNS, ignore_deprecation, load_script
 from dynamiccl.serve.table import MAX_BINS
-from dynamiccl.serve.torchscript import CALL_COLUMNS, ignore_deprecation, load_script
 
 #: Task keys of a communicator: rows of a table of all collectives and size bins.
 MAX_ROWS: Final = NUM_TUNED_COLLECTIVES * MAX_BINS
 #: Streams of a communicator; a config beyond them stays unwatched.
 MAX_STREAMS: Final = 4096
-_COLUMN: Final = {name: index for index, name in enumerate(CALL_COLUMNS)}
 
 
 class HistoryFeatures(nn.Module):

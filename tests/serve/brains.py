@@ -10,8 +10,8 @@ from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import table_supports
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.serve.artifact import Artifact, PluginIndex
+from dynamiccl.serve.brain import BrainConfig, KeyCalls
 from dynamiccl.serve.export import export_artifact
-from dynamiccl.serve.torchscript import BrainConfig, KeyCalls
 from dynamiccl.sizes import size_bin
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame

@@ -17,11 +17,19 @@ from dynamiccl.datasets.history import Call
 from dynamiccl.errors import CorruptFile, UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import Artifact
-from dynamiccl.serve.brain import POLICIES, answers, find_policy_maker, read_history
+from dynamiccl.serve.brain import (
+    POLICIES,
+    BrainConfig,
+    History,
+    KeyCalls,
+    ScriptedBrain,
+    answers,
+    find_policy_maker,
+    read_history,
+)
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.search.policy_search import PolicySearch
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.serve.torchscript import BrainConfig, History, KeyCalls, ScriptedBrain
 from dynamiccl.sizes import size_bin
 from dynamiccl.train.policy import save_script
 from dynamiccl.train.trigger.module import TriggerModule
