@@ -88,7 +88,7 @@ def test_the_sampled_threshold_finds_the_k_largest(k: int) -> None:
     exact = 0
     for turn in range(8):
         values = numbers(5 * SAMPLE + 13, turn)
-        found = largest(values, k, turn).places
+        found = largest(values, k, turn)[0]
         # Below a sample's resolution, and in an unlucky draw, less than k may be found.
         assert found.numel() <= k
         assert len(set(found.tolist())) == found.numel()
@@ -99,11 +99,11 @@ def test_the_sampled_threshold_finds_the_k_largest(k: int) -> None:
 
 
 def test_equal_values_and_matrices_of_an_even_width_are_no_trap() -> None:
-    assert len(set(largest(torch.ones(4 * SAMPLE), 1000).places.tolist())) == 1000
+    assert len(set(largest(torch.ones(4 * SAMPLE), 1000)[0].tolist())) == 1000
     # One column alone is large: a sample that stayed in one column would see all of it, or none.
     columns = torch.zeros(4 * SAMPLE // 256, 256)
     columns[:, 3] = 1.0
-    found = largest(columns.flatten(), columns.shape[0]).places
+    found = largest(columns.flatten(), columns.shape[0])[0]
     assert found.numel() == columns.shape[0]
     assert (found % 256 == 3).all()
 
@@ -111,7 +111,7 @@ def test_equal_values_and_matrices_of_an_even_width_are_no_trap() -> None:
 def test_zeros_are_never_among_the_largest() -> None:
     values = torch.zeros(2 * SAMPLE)
     values[5] = 1.0
-    assert largest(values, 100).places.tolist() == [5]
+    assert largest(values, 100)[0].tolist() == [5]
 
 
 def test_pruning_takes_the_smallest_weights_and_no_bias() -> None:

@@ -15,9 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dynamiccl.errors import UserError
-from dynamiccl.serve.ddp import NetSense, Settings, netsense_hook
-from dynamiccl.serve.ddp.compression import Piece, Residuals
-from dynamiccl.serve.ddp.hook import HostClock
+from dynamiccl.serve.ddp import HostClock, NetSense, Settings, netsense_hook
+from dynamiccl.serve.ddp.compression import Residuals
 from dynamiccl.serve.ddp.laws import Mode
 from tests.serve.ddp.ranks import gradients, run_ranks, small_model, step_of, weights
 
@@ -28,7 +27,7 @@ SPARSE = Settings(start_ratio=0.1, pruning=0.2)
 
 
 CPU = torch.device("cpu")
-A, B, C = Piece("a", 2), Piece("b", 3), Piece("c", 1)
+A, B, C = ("a", 2), ("b", 3), ("c", 1)
 
 
 PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "ddp-hook.md"
