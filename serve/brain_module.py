@@ -80,98 +80,6 @@ def traced_features(columns: HistoryColumns = HISTORY_COLUMNS) -> Any:
         return torch.jit.trace(HistoryFeatures(columns), example)  # type: ignore[no-untyped-call]
 
 
-class Stateless(nn.Module):
-    """Queries each key by itself."""
-
-    def __init__(self, policy: Any) -> None:
-        """Take a loaded `policy.pt`."""
-        super().__init__()
-        self.policy = policy
-
-    @torch.jit.export
-    def tell(self, row_N: torch.Tensor, timed_N: torch.Tensor) -> None:
-        """Ignore the number of calls of each key."""
-
-    def forward(
-        self,
-        row_N: torch.Tensor,  # noqa: ARG002 - as Stateful has it
-        window_NKW: torch.Tensor,
-        context_NF: torch.Tensor,
-        mask_NA: torch.Tensor,
-    ) -> torch.Tensor:
-        """(N,) actions of keys of the job."""
-        return self.policy(window_NKW, context_NF, mask_NA)[0]  # type: ignore[no-any-return]
-
-
-class Stateful(nn.Module):
-    """Queries the keys in turn, and keeps the state of the job.
-
-    A brain is one communicator's, so that is one job. The state steps for keys that have had calls
-    since they were asked about before.
-    """
-
-    def __init__(self, policy: Any) -> None:
-        """Take a loaded `policy.pt` with a state."""
-        super().__init__()
-        self.policy = policy
-        #: Of each row: what was decided last, how many calls there had been, whether some are new.
-        self.decided = torch.full((MAX_ROWS,), -1)
-        self.timed = torch.full((MAX_ROWS,), -1)
-        self.fresh = torch.ones(MAX_ROWS, dtype=torch.bool)
-        self.h = torch.zeros(1, int(policy.state_units))
-        self.c = torch.zeros(1, int(policy.state_units))
-
-    @torch.jit.export
-    def tell(self, row_N: torch.Tensor, timed_N: torch.Tensor) -> None:
-        """Take the number of calls of each key; -1 where the leader does not tell."""
-        self.fresh[row_N] = (timed_N < 0) | (self.timed[row_N] != timed_N)
-        self.timed[row_N] = timed_N
-
-    def forward(
-        self,
-        row_N: torch.Tensor,
-        window_NKW: torch.Tensor,
-        context_NF: torch.Tensor,
-        mask_NA: torch.Tensor,
-    ) -> torch.Tensor:
-        """(N,) actions of keys of the job, in this order."""
-        rows: list[int] = row_N.tolist()
-        found: list[torch.Tensor] = []
-        for index in range(len(rows)):
-            row = rows[index]
-            action, _, h, c = self.policy.step(
-                window_NKW[index : index + 1],
-                context_NF[index : index + 1],
-                mask_NA[index : index + 1],
-                self.decided[row : row + 1],
-                self.h,
-                self.c,
-            )
-            if bool(self.fresh[row]):
-                self.h, self.c = h, c
-            self.decided[row : row + 1] = action
-            found.append(action)
-        return torch.cat(found)
-
-
-def asking(policy: Any) -> Any:
-    """The wrapper that queries a loaded `policy.pt`."""
-    return Stateful(policy) if hasattr(policy, "state_units") else Stateless(policy)
-
-
-class NoWatcher(nn.Module):
-    """A brain without Trigger: interference stays as recorded."""
-
-    def forward(
-        self,
-        row: torch.Tensor,  # noqa: ARG002 - as Watcher has it
-        calls: torch.Tensor,
-        timed: torch.Tensor,  # noqa: ARG002
-    ) -> torch.Tensor:
-        """The calls, unchanged."""
-        return calls
-
-
 class Watcher(nn.Module):
     """(rows (N,), calls (N, K, C), timed (N,)) -> the calls, their interference filled in."""
 
@@ -266,8 +174,13 @@ class Watcher(nn.Module):
 
 
 class BrainModule(nn.Module):
-    """A policy that takes recorded calls and returns entries of a decision table."""
+    """A policy that takes recorded calls and returns entries of a decision table.
 
+    A brain is one communicator's, so that is one job. The state of a policy that has one steps for
+    keys that have had calls since they were asked about before.
+    """
+
+    has_state: Final[bool]
     systems: list[str]
     #: Index, num_nodes, num_ranks, ranks_per_node, first_bin, num_bins of each shape.
     shapes: list[list[int]]
@@ -279,7 +192,7 @@ class BrainModule(nn.Module):
 
     def __init__(
         self,
-        policy: nn.Module,
+        policy: Any,
         configs: Sequence[Config],
         questions: Sequence[ColdQuestions],
         trigger: nn.Module | None = None,
@@ -289,8 +202,16 @@ class BrainModule(nn.Module):
         `trigger`: a loaded `trigger.pt`, that says what interference calls were under.
         """
         super().__init__()
-        self.asking = asking(policy)
-        self.watcher = NoWatcher() if trigger is None else Watcher(trigger, WINDOW_LENGTH)
+        self.policy = policy
+        self.has_state = hasattr(policy, "state_units")
+        if self.has_state:
+            #: Of each row: what was decided last, how many calls there were, whether some are new.
+            self.decided = torch.full((MAX_ROWS,), -1)
+            self.timed = torch.full((MAX_ROWS,), -1)
+            self.fresh = torch.ones(MAX_ROWS, dtype=torch.bool)
+            self.h = torch.zeros(1, int(policy.state_units))
+            self.c = torch.zeros(1, int(policy.state_units))
+        self.watcher = None if trigger is None else Watcher(trigger, WINDOW_LENGTH)
         self.features = traced_features()
         self.history_start = HISTORY_SLICE.start
         self.history_stop = HISTORY_SLICE.stop
@@ -338,7 +259,10 @@ class BrainModule(nn.Module):
             mask_NA = mask_RA.index_select(0, row_N)
             calls_NKC = self.watch(row_N, calls_NKC, timed_N)
             window_NKW, context_NF = self._observe(calls_NKC, context_RF.index_select(0, row_N))
-            action_N = self.asking(row_N, window_NKW, context_NF, mask_NA)
+            if self.has_state:
+                action_N = self._in_turn(row_N, window_NKW, context_NF, mask_NA)
+            else:
+                action_N = self.policy(window_NKW, context_NF, mask_NA)[0]
             action_R = action_R.index_copy(0, row_N, self._allowed(action_N, mask_NA))
         return self.entries.index_select(0, action_R)
 
@@ -347,8 +271,38 @@ class BrainModule(nn.Module):
         self, row_N: torch.Tensor, calls_NKC: torch.Tensor, timed_N: torch.Tensor
     ) -> torch.Tensor:
         """The calls (N, K, C), with interference where it was unknown; see `Watcher`."""
-        self.asking.tell(row_N, timed_N)
-        return self.watcher(row_N, calls_NKC, timed_N)  # type: ignore[no-any-return]
+        if self.has_state:
+            self.fresh[row_N] = (timed_N < 0) | (self.timed[row_N] != timed_N)
+            self.timed[row_N] = timed_N
+        if self.watcher is not None:
+            calls_NKC = self.watcher(row_N, calls_NKC, timed_N)
+        return calls_NKC
+
+    def _in_turn(
+        self,
+        row_N: torch.Tensor,
+        window_NKW: torch.Tensor,
+        context_NF: torch.Tensor,
+        mask_NA: torch.Tensor,
+    ) -> torch.Tensor:
+        """(N,) actions of keys in this order, with the state of the job."""
+        rows: list[int] = row_N.tolist()
+        found: list[torch.Tensor] = []
+        for index in range(len(rows)):
+            row = rows[index]
+            action, _, h, c = self.policy.step(
+                window_NKW[index : index + 1],
+                context_NF[index : index + 1],
+                mask_NA[index : index + 1],
+                self.decided[row : row + 1],
+                self.h,
+                self.c,
+            )
+            if bool(self.fresh[row]):
+                self.h, self.c = h, c
+            self.decided[row : row + 1] = action
+            found.append(action)
+        return torch.cat(found)
 
     def forward(
         self, calls_NKC: torch.Tensor, context_NF: torch.Tensor, mask_NA: torch.Tensor
@@ -358,8 +312,7 @@ class BrainModule(nn.Module):
         ABSTAIN where the default was not measured (`questions.decide`).
         """
         window_NKW, context_NF = self._observe(calls_NKC, context_NF)
-        # Not what asks it about this job, whose state stays.
-        action_N = self.asking.policy(window_NKW, context_NF, mask_NA)[0]
+        action_N = self.policy(window_NKW, context_NF, mask_NA)[0]
         return self._allowed(action_N, mask_NA)
 
     def _observe(
