@@ -48,12 +48,13 @@ from dynamiccl.serve.ddp.laws import (
     Method,
     Settings,
     make_law,
+    plain,
 )
 
 __all__ = ["NetSense", "Settings", "netsense_hook"]
 
-#: Of a checkpoint; 2: intervals.
-FORMAT: Final = 2
+#: Of a checkpoint.
+FORMAT: Final = 3
 Report = Callable[[dict[str, float], int], None]
 Result = torch.futures.Future[torch.Tensor]
 
@@ -472,8 +473,8 @@ class NetSense:
             "steps": self._steps,
             "law": self._law.state(),
             "numbers": self._numbers,
-            "told": self._told.state(),
-            "last": replace(self._last, norm=norm).state(),
+            "told": plain(self._told),
+            "last": plain(replace(self._last, norm=norm)),
             "error_feedback": self._residuals.state(),
         }
 
