@@ -2,7 +2,7 @@
 
 A feature of the past is defined once, as a function of `Past`, whose arrays are numpy's or torch's.
 `history_features` computes windows as they come, and `serve/brain_module.py` is exported with the
-policy; `serve/brain.py` compares. To add a feature, add it to `_WINDOW` or `_HISTORY`.
+policy. To add a feature, add it to `_WINDOW` or `_HISTORY`.
 
 EBB, BtlBw, RTprop and their product, the BDP, are those of BBR, in the terms of NetSenseML, section
 4.1, equations 1 and 2: over a window of calls for a policy, and as transfers come in for the

@@ -39,7 +39,7 @@ import typer
 
 from dynamiccl import cli
 from dynamiccl.datasets.features import TUNED, Observations
-from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, Call, CallColumns, Float32Array
+from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, Call, CallColumns
 from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME
 from dynamiccl.datasets.questions import allowed, cold_questions, table_supports
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MachineError, UnknownName, UserError
@@ -226,15 +226,6 @@ class ScriptedBrain(_Script):
         """
         [filled] = self._run("watch", *_told(tasks, rows))
         return filled[:, :, CALL_COLUMNS.index("interference")]
-
-    def act(
-        self,
-        windows: Sequence[Sequence[Call]],
-        context: Float32Array,
-        mask: npt.NDArray[np.bool_],
-    ) -> npt.NDArray[np.int64]:
-        """(N,) actions for calls and cold contexts, among those that `mask` (N, A) allows."""
-        return self._run("forward", raw_calls(windows), context, mask.astype(np.float32))[0]
 
 
 def _told(

@@ -2,11 +2,10 @@
 
 `dynamiccl-brain` runs it beside the job, where there is no Python: it takes calls as they were
 recorded and answers with table entries, so C++ needs no feature code. The features are those of
-`datasets/history.py`, frozen with the policy that learned on them; `check_brain` of
-`serve/export.py` compares the two.
+`datasets/history.py`, frozen with the policy that learned on them.
 
-Two parts remember what a leader showed before: whatever asks the policy, where that has a state
-of the job, and the Trigger. A leader shows its brain windows that overlap: the latest calls of each
+Two parts remember what a leader showed before: what asks a policy that has a state of the
+job, and the Trigger. A leader shows its brain windows that overlap: the latest calls of each
 task key, and how many there have been. The Trigger's part keeps what was seen, a state for each
 stream (a task key under one config) and the levels of the calls that windows still show. All of it
 is one communicator's.

@@ -487,7 +487,7 @@ def test_fresh_runs_must_show_fewer_channels_too(
 
 def test_explain_shows_channels_beside_time(policy: Path, shell: Shell, tmp_path: Path) -> None:
     shell(*EXPORT, policy, "--out", "a", "--slack", "5%", "--hidden", "all")
-    asked = ("--collective", "AllReduce", "--size", "1M", "--group", "1x8")
+    asked = ("--collective", "AllReduce", "--size", "1M", "--ranks", 8, "--nodes", 1)
     done = shell("dynamiccl-evaluate", "explain", "a", *asked)
     assert "channels (NCCL's: 16)" in done.out
     loss = (

@@ -24,9 +24,9 @@ from dynamiccl.serve.brain import (
     raw_calls,
 )
 from dynamiccl.serve.brain_module import traced_features, write_brain
-from dynamiccl.serve.export import check_brain, random_windows, verify_artifact
+from dynamiccl.serve.export import verify_artifact
 from dynamiccl.serve.table import DecisionTable
-from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, SIZES, seal, task
+from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, SIZES, random_windows, seal, task
 
 
 @pytest.fixture
@@ -123,19 +123,6 @@ def test_brain_of_another_policy_is_refused(copied: Path) -> None:
     seal(copied)
     with pytest.raises(ArtifactMismatch, match=r"NCCL cannot run: .* AllGather has no Tree"):
         verify_artifact(copied)
-
-
-def test_brain_with_other_features_is_refused(
-    copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr("dynamiccl.datasets.history.MAX_INFLIGHT", 0.5)
-        manifest = Manifest.read(copied)
-        questions = [cold_questions(manifest, s) for s in table_supports(manifest)]
-        configs = manifest.actions().configs
-        write_brain(copied / "policy.pt", configs, questions, copied / "brain.pt")
-    with pytest.raises(ArtifactMismatch, match="on a history it does not decide"):
-        check_brain(copied, manifest)
 
 
 def test_file_that_is_no_torchscript_is_refused(copied: Path) -> None:

@@ -16,11 +16,17 @@ from dynamiccl.schedule import config_columns
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain import KeyCalls, ScriptedBrain
 from dynamiccl.serve.build import BRAIN_NAME
-from dynamiccl.serve.export import random_windows
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.train.networks import Imitator, PlainHead, StatefulTrunk, Trunk
 from dynamiccl.train.policy import State, StatefulPolicyModule, TorchPolicy
-from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, make_artifact, make_manifest
+from tests.serve.brains import (
+    CONFIG,
+    FIRST_BIN,
+    NUM_BINS,
+    make_artifact,
+    make_manifest,
+    random_windows,
+)
 from tests.serve.leader import Leader
 
 UNITS = 8

@@ -20,9 +20,8 @@ from dynamiccl.serve.brain import (
     ScriptedBrain,
 )
 from dynamiccl.serve.build import BRAIN_NAME, find_torch
-from dynamiccl.serve.export import random_windows
 from dynamiccl.serve.table import DecisionTable
-from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, task
+from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, random_windows, task
 from tests.serve.leader import Leader, question_of
 
 
