@@ -8,7 +8,7 @@ import pytest
 from tests.cli.conftest import Shell, refused
 from tests.conftest import Trained
 
-ASK = ("--collective", "AllReduce", "--group", "4x8")
+ASK = ("--collective", "AllReduce", "--ranks", 32, "--nodes", 4)
 
 
 def test_it_says_what_the_table_says(gated_dir: Path, shell: Shell, tmp_path: Path) -> None:
