@@ -31,16 +31,17 @@ def record(folder: Path, *rows: dict[str, object]) -> Path:
     return folder
 
 
-def test_it_says_by_what_evidence_and_how_it_is_turned_off(gated: Path, shell: Shell) -> None:
+def test_it_says_by_what_evidence_and_how_it_is_turned_off(
+    gated: Path, artifact: Path, shell: Shell
+) -> None:
     told = shell(DEPLOY, "explain", gated).out
     assert "gated; acts on no machine yet (dynamiccl-deploy bind); on one, in 2 of " in told
     assert "evidence: gate.json" in told
     assert f"touch {gated}/kill" in told
     assert "DYNAMICCL_DISABLE=1" in told
-
-
-def test_what_no_gate_judged_has_no_evidence(artifact: Path, shell: Shell) -> None:
     assert "evidence: none" in shell(DEPLOY, "explain", artifact).out
+    (gated / "gate.json").write_text(json.dumps({"cells": [{}]}))
+    assert "gate.json" in refused(shell(DEPLOY, "explain", gated), 3)
 
 
 def test_a_jobs_own_calls_are_told_apart(gated: Path, shell: Shell, tmp_path: Path) -> None:
@@ -65,30 +66,17 @@ def test_a_jobs_own_calls_are_told_apart(gated: Path, shell: Shell, tmp_path: Pa
     told = shell(DEPLOY, "explain", gated, "--calls", data).out
     assert "worst case: AllReduce of 1048576 bytes, +" in told
     assert "of 45 calls it would decide 30" in told
-
-
-def test_of_calls_that_took_no_time_no_share_is_saved(
-    gated: Path, shell: Shell, tmp_path: Path
-) -> None:
-    data = record(tmp_path / "job", call(0, 0.0, decided=False, table=0))
+    # Of calls that took no time no share is saved.
+    data = record(tmp_path / "none", call(0, 0.0, decided=False, table=0))
     found = shell(DEPLOY, "explain", gated, "--calls", data, "--json").json["outlook"]
     assert (found["calls_changed"], found["saved"]) == (1, None)
-
-
-def test_files_of_the_plugin_are_to_be_imported_first(
-    gated: Path, shell: Shell, tmp_path: Path
-) -> None:
+    # Files of the plugin are to be imported first.
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "a.dcc").touch()
     line = refused(shell(DEPLOY, "explain", gated, "--calls", "raw"), 2)
     assert "dynamiccl-collect import raw" in line
     (tmp_path / "empty").mkdir()
     assert "mode observe" in refused(shell(DEPLOY, "explain", gated, "--calls", "empty"), 2)
-
-
-def test_a_gate_file_that_is_none_is_told(gated: Path, shell: Shell) -> None:
-    (gated / "gate.json").write_text(json.dumps({"cells": [{}]}))
-    assert "gate.json" in refused(shell(DEPLOY, "explain", gated), 3)
 
 
 def test_rows_of_a_gate_carry_their_interval(policy: Path) -> None:
