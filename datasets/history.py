@@ -317,16 +317,6 @@ HISTORY_FEATURES: Final = HISTORY_COLUMNS.history_features
 WINDOW_COLUMN: Final = positions(WINDOW_FEATURES)
 
 
-def history_arrays(calls: Sequence[Call]) -> tuple[Float32Array, Float32Array]:
-    """Window (K, W) and history features (H,) of the last calls of one task key, oldest first."""
-    recent = list(calls)[-WINDOW_LENGTH:]
-    slots = np.arange(WINDOW_LENGTH) - (WINDOW_LENGTH - len(recent))
-    # Any call for the padding, which is ignored.
-    padded = CallColumns.of(recent or [Call(1, 1.0, None, None, None)])
-    window, history = history_features(padded.take(np.maximum(slots, 0)[None]), slots[None] >= 0)
-    return window[0], history[0]
-
-
 def history_features(
     calls: CallColumns, valid: npt.NDArray[np.bool_], columns: HistoryColumns = HISTORY_COLUMNS
 ) -> tuple[Float32Array, Float32Array]:

@@ -279,13 +279,13 @@ def test_a_tuner_that_is_started_anew_goes_on_from_the_table_in_force(hinted: Ar
         assert [told.at(KEY[0], BIN + 1), told.at(Collective.AllGather, BIN)] == [tree, ring]
     # What nobody measured is not played; where the table is the artifact's own, a job begins.
     task_of_reduce = task(SIZE, 5.0, collective=Collective.Reduce)
-    told = POLICIES["search"](hinted).decide(CONFIG, History((task_of_reduce,), found))
-    assert told is not None
-    assert told.at(Collective.Reduce, BIN) is None
+    without = POLICIES["search"](hinted).decide(CONFIG, History((task_of_reduce,), found))
+    assert without is not None
+    assert without.at(Collective.Reduce, BIN) is None
     for table in (None, own):
-        told = POLICIES["autoccl"](hinted).decide(CONFIG, History((), table)) or table
-        assert told is not None
-        assert not told.entries["act"].any()
+        begun = POLICIES["autoccl"](hinted).decide(CONFIG, History((), table)) or table
+        assert begun is not None
+        assert not begun.entries["act"].any()
 
 
 def test_a_tuner_waits_for_new_calls_and_for_its_table_to_be_in_force(hinted: Artifact) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.features import HISTORY_SLICE, Observations
-from dynamiccl.datasets.history import Call, history_arrays
+from dynamiccl.datasets.history import Call
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import cold_questions, table_supports
 from dynamiccl.errors import ArtifactMismatch, CorruptFile
@@ -26,6 +26,7 @@ from dynamiccl.serve.brain import (
 from dynamiccl.serve.brain_module import traced_features, write_brain
 from dynamiccl.serve.export import verify_artifact
 from dynamiccl.serve.table import DecisionTable
+from tests.calls import history_arrays
 from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, SIZES, random_windows, seal, task
 
 

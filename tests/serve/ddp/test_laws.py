@@ -156,4 +156,4 @@ def test_a_setting_outside_its_range_says_which() -> None:
         ({"bandwidth_window": 0}, "bandwidth_window is 0: give a value at least 1"),
     ):
         with pytest.raises(UserError, match=f"setting {said}"):
-            Settings(**settings)  # type: ignore[arg-type]
+            Settings(**settings)
