@@ -87,7 +87,8 @@ def test_unknown_shape_and_system_list_the_choices(artifact: Artifact) -> None:
 
 def test_nccl_csv_is_what_nvidias_example_tuner_reads() -> None:
     ring, auto = Config(Algorithm.Ring, Protocol.LL, 4), Config(None, Protocol.LL)
-    rows: list[list[Config | None]] = [[ring] * 3 + [None] + [auto], *([[None] * 5] * 3)]
+    idle: list[Config | None] = [None] * 5
+    rows: list[list[Config | None]] = [[ring, ring, ring, None, auto], idle, idle, idle]
     nvls = Config(Algorithm.NVLSTree, Protocol.Simple)
     rows.append([ring, nvls, nvls, None, ring])
     table = DecisionTable.from_configs(rows, num_nodes=4, num_ranks=32, first_bin=80)
