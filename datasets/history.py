@@ -2,7 +2,7 @@
 
 A feature of the past is defined once, as a function of `Past`, whose arrays are numpy's or torch's.
 `history_features` computes windows as they come, and `serve/brain_module.py` is exported with the
-policy; `serve/torchscript.py` compares. To add a feature, add it to `_WINDOW` or `_HISTORY`.
+policy. To add a feature, add it to `_WINDOW` or `_HISTORY`.
 
 EBB, BtlBw, RTprop and their product, the BDP, are those of BBR, in the terms of NetSenseML, section
 4.1, equations 1 and 2: over a window of calls for a policy, and as transfers come in for the
@@ -315,16 +315,6 @@ WINDOW_FEATURES: Final = HISTORY_COLUMNS.window_features
 HISTORY_FEATURES: Final = HISTORY_COLUMNS.history_features
 #: Position of each feature in a call of the window.
 WINDOW_COLUMN: Final = positions(WINDOW_FEATURES)
-
-
-def history_arrays(calls: Sequence[Call]) -> tuple[Float32Array, Float32Array]:
-    """Window (K, W) and history features (H,) of the last calls of one task key, oldest first."""
-    recent = list(calls)[-WINDOW_LENGTH:]
-    slots = np.arange(WINDOW_LENGTH) - (WINDOW_LENGTH - len(recent))
-    # Any call for the padding, which is ignored.
-    padded = CallColumns.of(recent or [Call(1, 1.0, None, None, None)])
-    window, history = history_features(padded.take(np.maximum(slots, 0)[None]), slots[None] >= 0)
-    return window[0], history[0]
 
 
 def history_features(

@@ -49,7 +49,7 @@ TRIGGER_NAME: Final = "trigger.pt"
 TRIGGER_FACTS_NAME: Final = "trigger.json"
 #: The gate's verdict on each size bin (evaluate/gate.py).
 GATE_NAME: Final = "gate.json"
-#: Index that the plugin reads (serve/plugin_index.py); written last.
+#: Index that the plugin reads (serve/artifact.py); written last.
 INDEX_NAME: Final = "plugin.index"
 #: Kill file: while it exists, jobs under the artifact use NCCL's own choice.
 KILL_NAME: Final = "kill"

@@ -134,12 +134,12 @@ def _check_terms(share: str | None, hidden: str | None, objective: str, sm_price
     return part
 
 
-def placed_calls(calls: pl.DataFrame, manifest: Manifest) -> tuple[pl.DataFrame, list[str]]:
+def with_nodes(calls: pl.DataFrame, manifest: Manifest) -> tuple[pl.DataFrame, list[str]]:
     """The calls that a table may be asked about, with `bin`, `num_nodes` and `time_us`; notes.
 
     Nodes that a trace does not tell are as large as the largest measured ones (`placed`); of ranks
-    without names it is not known where several measured shapes have so many. Of ranks that differ
-    the least times are known, of calls as of what is exposed of them.
+    without names it is not known (null) where several measured shapes have so many. Of ranks that
+    differ the least times are known, of calls as of what is exposed of them.
     """
     shapes = {(s.num_nodes, s.num_ranks) for s in manifest.supports}
     per_node = max((ranks // nodes for nodes, ranks in shapes), default=1)
@@ -148,15 +148,23 @@ def placed_calls(calls: pl.DataFrame, manifest: Manifest) -> tuple[pl.DataFrame,
     of_ranks = Counter(ranks for _, ranks in shapes)
     several = [ranks for ranks, count in of_ranks.items() if count > 1]
     is_told = asked["num_nodes"].is_not_null() | (asked["group_ranks"].list.len() > 0)
-    found = found.filter(is_told.fill_null(value=False) | ~pl.col("num_ranks").is_in(several))
+    is_open = ~is_told.fill_null(value=False) & asked["num_ranks"].is_in(several)
+    nodes = pl.when(~is_open.fill_null(value=False)).then("num_nodes")
     note = (
         f"on how many nodes the ranks of {guessed} calls lie the traces do not say: taken to be up "
-        f"to {per_node} a node, by their numbers, or else all of each node"
+        f"to {per_node} a node, by their numbers, or else all of each node; but no table is asked "
+        f"about {is_open.sum()}, whose shape may be one of several: import with --nodes and --ranks"
     )
-    found = found.with_columns(time_us=pl.coalesce("time_us", "time_at_most_us"))
-    measured = pl.DataFrame([*shapes], found.select(_SHAPE).schema, orient="row")
-    found = found.join(measured, on=_SHAPE, how="semi", maintain_order="left")
+    found = found.with_columns(time_us=pl.coalesce("time_us", "time_at_most_us"), num_nodes=nodes)
     return found, [note] if guessed else []
+
+
+def placed_calls(calls: pl.DataFrame, manifest: Manifest) -> tuple[pl.DataFrame, list[str]]:
+    """Of `with_nodes` those of the measured shapes."""
+    found, notes = with_nodes(calls, manifest)
+    shapes = {(s.num_nodes, s.num_ranks) for s in manifest.supports}
+    measured = pl.DataFrame([*shapes], found.select(_SHAPE).schema, orient="row")
+    return found.join(measured, on=_SHAPE, how="semi", maintain_order="left"), notes
 
 
 def hidden_tasks(

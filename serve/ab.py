@@ -30,7 +30,7 @@ from dynamiccl import cli
 from dynamiccl.datasets.manifest import AB_NAME, KILL_NAME
 from dynamiccl.errors import UserError
 from dynamiccl.serve.install import RUN_NAME
-from dynamiccl.serve.options import Json
+from dynamiccl.train.options import Json
 
 #: The mode of a job that says none.
 DEFAULT_MODE: Final = "table"

@@ -6,27 +6,177 @@ brain.pt        TorchScript: recorded calls -> table entries, for the leader of 
 gate.json       what a gate saw of every size bin in which the policy acts; where one judged it
 manifest.json   features, catalogue, supports, hashes (datasets/manifest.py)
 tables/         integer decision tables, one a system and communicator shape
-plugin.index    what the plugin reads: table hashes, known machines (serve/plugin_index.py)
+plugin.index    what the plugin reads
+
+The plugin has no JSON reader and no torch. Its index has lines of fields between tabs:
+
+    dynamiccl-index   1
+    artifact          SHA-256 of manifest.json
+    system            NAME   fingerprint               one line a machine (dynamiccl/libraries.py)
+    noise             NAME   number of the collective   parts per million by which repeats differ
+    table             NAME   num_nodes   num_ranks      SHA-256 of the .dct file
+
+At most 64 KiB; serve/plugin/prepare/prepare.cpp reads it. It is made last, so the manifest does not
+list it, and its own SHA-256 stands for the whole artifact when ranks compare theirs.
 """
 
-from dataclasses import asdict, dataclass
+import hashlib
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final, Self
+
+import typer
 
 from dynamiccl.datasets.features import feature_table, window_table
 from dynamiccl.datasets.history import WINDOW_LENGTH
-from dynamiccl.datasets.manifest import Manifest
-from dynamiccl.datasets.questions import (
-    cold_questions,
-    count_of,
-    read_back_channels,
-    table_supports,
-)
-from dynamiccl.errors import ArtifactMismatch, UnknownName, UserError
-from dynamiccl.libraries import TUNER_NAME
-from dynamiccl.nccl import ABSTAIN, Collective, Config
-from dynamiccl.serve.plugin_index import PluginIndex
+from dynamiccl.datasets.manifest import INDEX_NAME, MANIFEST_NAME, Manifest, Support
+from dynamiccl.datasets.questions import cold_questions, table_supports
+from dynamiccl.datasets.store import file_sha256
+from dynamiccl.errors import ArtifactMismatch, CorruptFile, UnknownName, UserError
+from dynamiccl.libraries import TUNER_NAME, check_fingerprint
+from dynamiccl.nccl import Collective
 from dynamiccl.serve.table import DecisionTable, relative_path
+from dynamiccl.train.options import stderr, tell
+
+INDEX_VERSION: Final = 1
+MAX_BYTES: Final = 1 << 16
+MAX_NOISE_PPM: Final = 10**9
+_log = logging.getLogger(__name__)
+#: What the commands are given.
+ArtifactDir = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="Artifact directory.")]
+
+
+def warn(text: str) -> None:
+    """Print a warning on stderr."""
+    tell(stderr, f"warning: {text}")
+
+
+@dataclass(frozen=True, slots=True)
+class PluginIndex:
+    """The content of plugin.index."""
+
+    manifest_sha256: str
+    #: Fingerprint -> system.
+    systems: Mapping[str, str]
+    #: (system, collective) -> parts per million.
+    noise_ppm: Mapping[tuple[str, Collective], int]
+    #: (system, num_nodes, num_ranks) -> SHA-256.
+    tables: Mapping[tuple[str, int, int], str]
+
+    @classmethod
+    def of_artifact(cls, directory: Path, supports: Sequence[Support]) -> Self:
+        """The index of an artifact whose manifest and tables are written."""
+        shapes = [(s.system, s.num_nodes, s.num_ranks) for s in supports]
+        return cls(
+            file_sha256(directory / MANIFEST_NAME),
+            known_machines(supports),
+            {
+                (support.system, Collective.parse(name)): round(band * 1e6)
+                for support in supports
+                for name, band in support.noise_bands.items()
+                if math.isfinite(band) and 0 <= band * 1e6 <= MAX_NOISE_PPM
+            },
+            {key: file_sha256(directory / relative_path(*key)) for key in shapes},
+        )
+
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Read an artifact's index; raises ArtifactMismatch when it has none, and CorruptFile."""
+        path = directory / INDEX_NAME
+        if not path.is_file():
+            raise ArtifactMismatch(
+                f"{directory} has no {INDEX_NAME}, without which the plugin uses nothing of it; "
+                "export the artifact again"
+            )
+        data = path.read_bytes()
+        try:
+            lines = [line.split("\t") for line in data.decode().removesuffix("\n").split("\n")]
+            index = cls(
+                next(fields[1] for fields in lines if fields[0] == "artifact"),
+                {f[2]: f[1] for f in lines if f[0] == "system"},
+                {(f[1], Collective(int(f[2]))): int(f[3]) for f in lines if f[0] == "noise"},
+                {(f[1], int(f[2]), int(f[3])): f[4] for f in lines if f[0] == "table"},
+            )
+            # One artifact, one text: what is not written so was not written by us.
+            sound = bool(index.tables) and index.to_bytes() == data
+        except (ValueError, IndexError, StopIteration, UserError):
+            sound = False
+        if not sound:
+            raise CorruptFile(f"{path} is not a usable index; export the artifact again")
+        return index
+
+    def write(self, directory: Path) -> None:
+        """Write it into an artifact, replacing the one there."""
+        hidden = directory / f".{INDEX_NAME}"
+        hidden.write_bytes(self.to_bytes())
+        hidden.replace(directory / INDEX_NAME)
+
+    def to_bytes(self) -> bytes:
+        """The file's bytes; raises UserError when the plugin would refuse them."""
+        data = "".join("\t".join(fields) + "\n" for fields in self._lines()).encode()
+        if len(data) > MAX_BYTES:
+            raise UserError(
+                f"an index of {len(data)} bytes is more than the plugin reads ({MAX_BYTES} bytes); "
+                "train on fewer systems or shapes"
+            )
+        return data
+
+    def _lines(self) -> Iterator[tuple[str, ...]]:
+        yield "dynamiccl-index", str(INDEX_VERSION)
+        yield "artifact", self.manifest_sha256
+        for fingerprint, system in sorted(self.systems.items(), key=lambda item: item[::-1]):
+            yield "system", system, check_fingerprint(fingerprint)
+        for (system, collective), ppm in sorted(self.noise_ppm.items()):
+            yield "noise", system, str(int(collective)), str(ppm)
+        for (system, num_nodes, num_ranks), digest in sorted(self.tables.items()):
+            yield "table", system, str(num_nodes), str(num_ranks), digest
+
+    @property
+    def sha256(self) -> str:
+        """Hash that identifies the artifact; ranks compare it."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    @property
+    def system_names(self) -> list[str]:
+        """The systems that have tables, sorted."""
+        return sorted({system for system, _, _ in self.tables})
+
+    def machines_of(self, system: str) -> list[str]:
+        """The fingerprints assigned to a system, sorted."""
+        return sorted(text for text, name in self.systems.items() if name == system)
+
+    def bound(self, system: str, fingerprint: str) -> Self:
+        """With a machine added, or moved to another system; raises UnknownName and UserError."""
+        if system not in self.system_names:
+            raise UnknownName("system", system, self.system_names)
+        return replace(self, systems={**self.systems, check_fingerprint(fingerprint): system})
+
+
+def known_machines(supports: Sequence[Support]) -> dict[str, str]:
+    """The machines on which every table of a system was measured: fingerprint -> system."""
+    of_system: dict[str, set[str]] = {}
+    for support in supports:
+        found = set(support.fingerprints)
+        of_system[support.system] = of_system.get(support.system, found) & found
+    systems_of: dict[str, list[str]] = {}
+    for system, fingerprints in of_system.items():
+        for fingerprint in fingerprints:
+            systems_of.setdefault(fingerprint, []).append(system)
+    for fingerprint, systems in systems_of.items():
+        if len(systems) > 1:
+            _log.warning(
+                "systems %s are the same kind of machine, so jobs there will abstain; choose one "
+                "with 'dynamiccl-deploy bind ARTIFACT --system NAME --fingerprint \"%s\"'",
+                ", ".join(sorted(systems)),
+                fingerprint,
+            )
+    return {name: systems[0] for name, systems in systems_of.items() if len(systems) == 1}
+
+
+# --- The artifact ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +257,7 @@ class Artifact:
             "sha256": self.index.sha256,
             "trigger": self.manifest.trigger,
             "machines": {name: self.index.machines_of(name) for name in self.index.system_names},
-            "tables": [
-                {name: getattr(info, name) for name in TableInfo.__slots__} for info in self.tables
-            ],
+            "tables": [asdict(info) for info in self.tables],
         }
 
 
@@ -156,29 +304,24 @@ def open_artifact(directory: Path) -> Artifact:
     supports, tables = table_supports(manifest), []
     for support in supports:
         shape = support.system, support.num_nodes, support.num_ranks
-        path = relative_path(*shape)
-        if not (directory / path).is_file():
+        name = relative_path(*shape)
+        if not (directory / name).is_file():
             raise ArtifactMismatch(
-                f"{directory} has no {path}; it is a policy, not yet an artifact"
+                f"{directory} has no {name}; it is a policy, not yet an artifact"
             )
-        acts, beyond = DecisionTable.read(directory / path).entries["act"] > 0, 0
+        acts, beyond = DecisionTable.read(directory / name).entries["act"] > 0, 0
         if manifest.slack is not None and manifest.slack.max_channels is not None:
             rule = cold_questions(manifest, support).rule
             beyond = int(((rule.channels[:, 0] > rule.most) & ~acts.ravel()).sum())
-        tables.append(TableInfo(*shape, path, acts.size, int(acts.sum()), beyond))
-    index = PluginIndex.read(directory)
-    index.check_against(PluginIndex.of_artifact(directory, supports), directory)
+        tables.append(TableInfo(*shape, name, acts.size, int(acts.sum()), beyond))
+    index, path = PluginIndex.read(directory), directory / INDEX_NAME
+    if replace(PluginIndex.of_artifact(directory, supports), systems=index.systems) != index:
+        raise ArtifactMismatch(
+            f"{path} is not of the manifest and files beside it; export the artifact again"
+        )
+    if strangers := sorted(set(index.systems.values()) - set(index.system_names)):
+        raise ArtifactMismatch(f"{path} names {strangers[0]}, which has no table")
     return Artifact(directory, manifest, tables, index)
-
-
-def channels_of(
-    artifact: Artifact, info: TableInfo, collective: Collective, index: int, config: Config | None
-) -> dict[str, int | None]:
-    """`channels` of a table's answer and `own_channels` of NCCL's choice; None: not read back."""
-    support = table_supports(artifact.manifest)[artifact.tables.index(info)]
-    [used] = read_back_channels(artifact.manifest, support, collective, [index])
-    action = artifact.manifest.actions().index(config or ABSTAIN)
-    return {"channels": count_of(used[action]), "own_channels": count_of(used[0])}
 
 
 def pick_table(artifact: Artifact, num_nodes: int, num_ranks: int, system: str | None) -> TableInfo:
@@ -189,8 +332,8 @@ def pick_table(artifact: Artifact, num_nodes: int, num_ranks: int, system: str |
     shape = num_nodes, num_ranks
     shaped = {t.system: t for t in artifact.tables if (t.num_nodes, t.num_ranks) == shape}
     if not shaped:
-        shapes = {f"--ranks {t.num_ranks} --nodes {t.num_nodes}" for t in artifact.tables}
-        asked = f"--ranks {num_ranks} --nodes {num_nodes}"
+        shapes = {f"{t.num_nodes}x{t.num_ranks // t.num_nodes}" for t in artifact.tables}
+        asked = f"{num_ranks} ranks on {num_nodes} nodes"
         raise UnknownName("communicator shape", asked, sorted(shapes))
     if system is None and len(shaped) > 1:
         names = ", ".join(shaped)

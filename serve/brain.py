@@ -10,10 +10,11 @@ plugin checks every table, and all ranks agree on it before it takes effect.
 Two of ours are tuners of `serve/search`. The leader asks a brain every DYNAMICCL_ADAPT_INTERVAL_S,
 with the latest calls of each task key. So a probe lasts for one interval and not for one call: the
 interval is the cost of a slow probe. New calls in a window that certainly ran the requested config
-are passed to the tuner; its next request goes into the returned table, on which all ranks agree
-before it takes effect. Only knobs that NCCL takes call by call are searched: algorithm, protocol,
-channels, and chunk size where the artifact's NCCL supports it; and only configs that were measured
-near a size.
+are passed to the tuner; its next request goes into the returned table. Only knobs that NCCL takes
+call by call are searched: algorithm, protocol, channels, and chunk size where the artifact's NCCL
+supports it; and only configs that were measured near a size.
+
+Torch is loaded only when a TorchScript file of an artifact is.
 """
 
 import importlib
@@ -21,8 +22,11 @@ import json
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Final, Protocol
@@ -33,10 +37,10 @@ import typer
 
 from dynamiccl import cli
 from dynamiccl.datasets.features import TUNED, Observations
-from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, Call
+from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, Call, CallColumns
 from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME
 from dynamiccl.datasets.questions import allowed, cold_questions, table_supports
-from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.errors import ArtifactMismatch, CorruptFile, MachineError, UnknownName, UserError
 from dynamiccl.files import end_with_parent
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
 from dynamiccl.nccl import Protocol as NcclProtocol
@@ -47,21 +51,16 @@ from dynamiccl.serve.search.autoccl import (
     Choice,
     Key,
     SearchSpace,
-    SpaceOf,
     Tuner,
     is_disturbed,
 )
 from dynamiccl.serve.search.policy_search import PolicySearch, Prior, Rules, predicted
-from dynamiccl.serve.table import MAX_BINS, DecisionTable
-from dynamiccl.serve.torchscript import (
-    BrainConfig,
-    History,
-    KeyCalls,
-    ScriptedBrain,
-    ScriptedPolicy,
-)
+from dynamiccl.serve.table import ENTRY, MAX_BINS, DecisionTable
 from dynamiccl.sizes import bin_center_bytes
 
+#: What `brain.pt` wants of a call, as float64. An unknown algorithm, protocol, interference or skew
+#: is -1, an unknown number of channels 0.
+CALL_COLUMNS: Final = ("valid", *CallColumns.__slots__)
 #: Timed calls with one config before it is judged.
 MIN_CALLS: Final = 3
 #: Fewer calls than usual per measurement, since a window shows only the latest calls.
@@ -69,8 +68,186 @@ RULES: Final = Rules(watch_calls=MIN_CALLS, rest_calls=0)
 
 _log = logging.getLogger(__name__)
 
-PriorOf = Callable[[Key], Prior]
-MakeTuner = Callable[[SpaceOf, PriorOf], Tuner]
+
+@dataclass(frozen=True, slots=True)
+class BrainConfig:
+    """The communicator that asks."""
+
+    system: str
+    #: NCCL's own nNodes.
+    num_nodes: int
+    num_ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCalls:
+    """One task key of a communicator, (collective, size bin), and its latest calls.
+
+    Raises ValueError for what no communicator has.
+    """
+
+    collective: Collective
+    bin: int
+    #: Oldest first, at most WINDOW_LENGTH.
+    calls: tuple[Call, ...]
+    #: Calls of the key that have been timed so far, of which `calls` are the last. None: these are
+    #: old ones, by which the choice in force was judged and withdrawn.
+    num_timed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.collective.tunable or not 0 <= self.bin < MAX_BINS:
+            raise ValueError(f"{self.collective.wire} at bin {self.bin} is in no table")
+        if len(self.calls) > WINDOW_LENGTH:
+            raise ValueError(f"{len(self.calls)} calls are more than a window's {WINDOW_LENGTH}")
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A communicator's task keys with their latest calls."""
+
+    #: Task keys with at least one timed call.
+    tasks: tuple[KeyCalls, ...]
+    #: In force now; None while NCCL's own choice stands everywhere.
+    table: DecisionTable | None
+
+
+# --- TorchScript files ---
+
+
+@contextmanager
+def ignore_deprecation() -> Iterator[None]:
+    """Suppress the warning: TorchScript is deprecated from torch 2.13 on."""
+    with warnings.catch_warnings():
+        # Of any category: a DeprecationWarning in torch 2.13, a FutureWarning from 2.14 on.
+        warnings.filterwarnings("ignore", r"`torch\.jit\.")
+        yield
+
+
+def load_script(path: Path) -> tuple[Any, Any]:
+    """torch, and the module at `path`; raises MachineError without torch, and CorruptFile."""
+    try:
+        import torch
+    except ImportError as error:
+        raise MachineError(
+            "making, verifying or asking a policy needs torch; install it with "
+            "'pip install dynamiccl[train]', or do this step where you train"
+        ) from error
+    with ignore_deprecation():
+        try:
+            return torch, torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise CorruptFile(f"{path} is not a TorchScript file: {error}") from error
+
+
+class _Script:
+    """A loaded TorchScript file."""
+
+    def __init__(self, path: Path) -> None:
+        """Load a file; raises MachineError without torch, and CorruptFile."""
+        self._path = path
+        self._torch, self._module = load_script(path)
+
+    def _run(self, method: str, *told: Any) -> tuple[npt.NDArray[Any], ...]:
+        """What a method of the module returns; arrays are given and returned as such."""
+        arrays = [self._torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in told]
+        with self._torch.no_grad():
+            found = getattr(self._module, method)(*arrays)
+        return tuple(each.numpy() for each in (found if isinstance(found, tuple) else (found,)))
+
+
+class ScriptedPolicy(_Script):
+    """A loaded `policy.pt`."""
+
+    def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+        """(N,) actions for N observations, among those that `mask` (N, A) allows."""
+        told = (observations.window, observations.context, mask.astype(np.float32))
+        return self._run("forward", *told)[0]
+
+    def values(
+        self, observations: Observations, mask: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.float32]:
+        """(N, A) Q values for N observations: minus the expected time over the reference."""
+        told = (observations.window, observations.context, mask.astype(np.float32))
+        return self._run("forward", *told)[1]
+
+    def least_gains(self, observations: Observations) -> npt.NDArray[np.float64] | None:
+        """(N, A) of `train.policy.TorchPolicy.least_gains`."""
+        if not hasattr(self._module, "predict"):
+            return None
+        _, spread, caution = self._run("predict", observations.context)
+        least: npt.NDArray[np.float32] = caution[:, None] * np.maximum(spread, np.float32(1e-9))
+        return least.astype(np.float64)
+
+
+class ScriptedBrain(_Script):
+    """A loaded `brain.pt`, the module that the plugin's TorchScript runtime runs."""
+
+    def __init__(self, path: Path) -> None:
+        """Load a file; raises as `ScriptedPolicy`, and CorruptFile for one of an older release."""
+        super().__init__(path)
+        if not hasattr(self._module, "decide"):
+            raise CorruptFile(f"{path} is of an older release; export the artifact again")
+
+    def decide(self, config: BrainConfig, tasks: Sequence[KeyCalls]) -> DecisionTable | None:
+        """The table for a history; None where the artifact has none for this shape.
+
+        Raises ArtifactMismatch when an entry is one that NCCL cannot run.
+        """
+        found = self._module.find_shape(config.system, config.num_nodes, config.num_ranks)
+        if not found:
+            return None
+        shape, num_nodes, num_ranks, ranks_per_node, first_bin, num_bins = found
+        warm = [t for t in tasks if t.calls and 0 <= t.bin - first_bin < num_bins]
+        rows = [t.collective * num_bins + t.bin - first_bin for t in warm]
+        [columns] = self._run("decide", shape, *_told(warm, rows))
+        entries = np.array([tuple(row) for row in columns], dtype=ENTRY)
+        try:
+            return DecisionTable(
+                num_nodes=num_nodes,
+                num_ranks=num_ranks,
+                ranks_per_node=ranks_per_node,
+                first_bin=first_bin,
+                num_bins=num_bins,
+                entries=entries.reshape(-1, num_bins),
+            )
+        except ValueError as error:
+            raise ArtifactMismatch(
+                f"{self._path} decides what NCCL cannot run: {error}; export the artifact again"
+            ) from error
+
+    def interference(
+        self, tasks: Sequence[KeyCalls], rows: Sequence[int] | npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float64]:
+        """(N, K) interference of the calls of N task keys, as the policy sees it; -1: unknown.
+
+        `rows` (N,) identifies the keys. New calls in the windows are remembered.
+        """
+        [filled] = self._run("watch", *_told(tasks, rows))
+        return filled[:, :, CALL_COLUMNS.index("interference")]
+
+
+def _told(
+    tasks: Sequence[KeyCalls], rows: Sequence[int] | npt.NDArray[np.int64]
+) -> list[npt.NDArray[Any]]:
+    """What `brain.pt` takes of tasks: rows, calls, numbers of calls."""
+    timed = [UNKNOWN if t.num_timed is None else t.num_timed for t in tasks]
+    calls = raw_calls([task.calls for task in tasks])
+    return [np.array(rows, dtype=np.int64), calls, np.array(timed, dtype=np.int64)]
+
+
+def raw_calls(windows: Sequence[Sequence[Call]]) -> npt.NDArray[np.float64]:
+    """(N, WINDOW_LENGTH, len(CALL_COLUMNS)) of the latest calls of N task keys, right-aligned."""
+    raw = np.zeros((len(windows), WINDOW_LENGTH, len(CALL_COLUMNS)), dtype=np.float64)
+    for row, calls in zip(raw, windows, strict=True):
+        recent = list(calls)[-WINDOW_LENGTH:]
+        if recent:
+            told = CallColumns.of(recent)
+            facts = [np.ones(len(recent)), *(getattr(told, name) for name in CallColumns.__slots__)]
+            row[-len(recent) :] = np.stack(facts, axis=1)
+    return raw
+
+
+# --- Policies ---
 
 
 class Brain(Protocol):
@@ -105,28 +282,6 @@ class PolicyBrain:
 # --- Searches ---
 
 
-def in_force(table: DecisionTable | None, task: KeyCalls) -> Config:
-    """The config that the plugin requests for a task now."""
-    found = table.at(task.collective, task.bin) if table else None
-    return found or ABSTAIN
-
-
-def latest_config(calls: Sequence[Call]) -> list[Call]:
-    """The calls since the latest change of config, oldest first."""
-    last = calls[-1] if calls else None
-    same = takewhile(lambda call: last is not None and _used(call) == _used(last), reversed(calls))
-    return list(same)[::-1]
-
-
-def may_have_run(config: Config, call: Call) -> bool:
-    """Whether `call` can have run under `config`; channels are ignored: they are a maximum."""
-    return config.algorithm in {None, call.algorithm} and config.protocol in {None, call.protocol}
-
-
-def _used(call: Call) -> tuple[object, ...]:
-    return call.algorithm, call.protocol, call.num_channels
-
-
 @dataclass(slots=True)
 class _Progress:
     """One task key: the action that was requested, the calls that its tuner was told of."""
@@ -137,26 +292,31 @@ class _Progress:
 
 
 class TunerBrain:
-    """Runs a tuner for the task keys of one communicator."""
+    """Runs a tuner for the task keys of one communicator.
 
-    def __init__(
-        self, artifact: Artifact, make_tuner: MakeTuner, *, from_table: bool, alarmed: bool = False
-    ) -> None:
-        """Search what `artifact` measured, from its table on or from NCCL's own choice.
+    Ours begins with the artifact's table and is told of the interference that its Trigger finds;
+    AutoCCL's begins with NCCL's own choice, and needs no torch.
+    """
 
-        `alarmed` tuners are told of the interference that the artifact's Trigger finds. Raises
-        MachineError then without torch, and UserError for an artifact with slack: searches want
-        what is fastest.
+    def __init__(self, artifact: Artifact, *, is_ours: bool = False) -> None:
+        """Search what `artifact` measured.
+
+        Raises MachineError for ours without torch, and UserError for an artifact with slack:
+        searches want what is fastest.
         """
         artifact.refuse_slack("which no search keeps to")
-        self._artifact = artifact
+        self._artifact, self._is_ours = artifact, is_ours
         self._configs = artifact.manifest.actions().configs
-        self._from_table = from_table
-        self._tuner = make_tuner(self._space, self._prior)
         self._spaces: dict[Key, SearchSpace] = {}
-        self._watcher = ScriptedBrain(artifact.directory / BRAIN_NAME) if alarmed else None
         self._progress: dict[tuple[Collective, int], _Progress] = {}
-        #: The artifact's own table, once the communicator is known.
+        self._tuner: Tuner
+        if is_ours:
+            self._policy = ScriptedPolicy(artifact.directory / POLICY_NAME)
+            self._watcher = ScriptedBrain(artifact.directory / BRAIN_NAME)
+            self._tuner = PolicySearch(self._spaces.__getitem__, self._prior, RULES)
+        else:
+            self._tuner = AutoCcl(self._spaces.__getitem__, repeats=MIN_CALLS)
+        #: What it began with, once the communicator is known.
         self._table: DecisionTable | None = None
         #: The policy's values without history, once they are asked for.
         self._q: npt.NDArray[np.float32] | None = None
@@ -167,21 +327,27 @@ class TunerBrain:
         Raises UnknownName for a communicator shape that the artifact does not have.
         """
         if self._table is None:
-            self._table = self._begin(config)
+            self._table = self._begin(config, history.table)
         first, num_bins = self._table.first_bin, self._table.num_bins
         tasks = [task for task in history.tasks if 0 <= task.bin - first < num_bins]
-        for task, levels in zip(tasks, self._levels(tasks), strict=True):
-            self._learn(task, in_force(history.table, task), levels)
+        levels = np.full((len(tasks), WINDOW_LENGTH), UNKNOWN, dtype=np.float64)
+        if self._is_ours and tasks:
+            rows = [task.collective * MAX_BINS + task.bin for task in tasks]
+            levels = self._watcher.interference(tasks, rows)
+        for task, of_task in zip(tasks, levels, strict=True):
+            self._learn(task, _requested(history.table, task), of_task)
         entries = self._table.entries.copy()
-        if not self._from_table:
-            entries[:] = config_columns(ABSTAIN)
         for (collective, index), found in self._progress.items():
             entries[collective, index - first] = config_columns(self._configs[found.playing])
         table = replace(self._table, entries=entries)
         return None if table == history.table else table
 
-    def _begin(self, config: BrainConfig) -> DecisionTable:
-        """The artifact's table of a communicator, whose actions are looked up."""
+    def _begin(self, config: BrainConfig, found: DecisionTable | None) -> DecisionTable:
+        """The table that a search of a communicator begins with, whose actions are looked up.
+
+        A job begins with its artifact's table in force; another one was found by a brain before
+        this one, and is kept.
+        """
         manifest = self._artifact.manifest
         info = pick_table(self._artifact, config.num_nodes, config.num_ranks, config.system)
         table = DecisionTable.read(self._artifact.directory / info.path)
@@ -189,21 +355,15 @@ class TunerBrain:
         bins = range(table.first_bin, table.first_bin + table.num_bins)
         #: Which may be played, [collective][bin][action].
         self._mask = np.stack([allowed(manifest, self._support, c, bins) for c in TUNED])
-        return table
+        if found not in {None, table}:
+            return found
+        entries = table.entries.copy()
+        if not self._is_ours:
+            entries[:] = config_columns(ABSTAIN)
+        return replace(table, entries=entries)
 
-    def _levels(self, tasks: Sequence[KeyCalls]) -> npt.NDArray[np.float64]:
-        """(N, K) interference of the calls of N task keys, right-aligned; -1: unknown."""
-        if self._watcher is None or not tasks:
-            return np.full((len(tasks), WINDOW_LENGTH), UNKNOWN, dtype=np.float64)
-        rows = np.array([task.collective * MAX_BINS + task.bin for task in tasks])
-        return self._watcher.interference(tasks, rows)
-
-    def _learn(
-        self,
-        task: KeyCalls,
-        running: Config,
-        levels: npt.NDArray[np.float64],
-    ) -> None:
+    def _learn(self, task: KeyCalls, running: Config, levels: npt.NDArray[np.float64]) -> None:
+        """Tell the tuner of calls, and of a change of their interference; ask it what is next."""
         key = (task.collective, task.bin)
         if key not in self._progress:
             self._spaces[key] = self._open_space(task, running)
@@ -219,7 +379,7 @@ class TunerBrain:
             return  # the table with it is not in force yet
         told = progress.num_told if task.num_timed is None else task.num_timed
         fresh = len(task.calls) if task.num_timed is None else told - progress.num_told
-        calls = [call for call in latest_config(task.calls) if may_have_run(running, call)]
+        calls = _of_latest_config(running, task.calls)
         calls = calls[max(len(calls) - fresh, 0) :]
         if len(calls) < MIN_CALLS:
             return
@@ -235,16 +395,14 @@ class TunerBrain:
         mask = self._mask[task.collective, task.bin - self._table.first_bin]
         last = task.calls[-1]
         ran = Config(last.algorithm, last.protocol, last.num_channels)
-        begin = in_force(self._table, task) if self._from_table else ABSTAIN
+        begin, playable = _requested(self._table, task), np.flatnonzero(mask).tolist()
+        is_played = begin in [self._configs[action] for action in playable]
         return SearchSpace(
             [Choice(config) for config in self._configs],
-            np.flatnonzero(mask).tolist(),
+            playable,
             default_runs=Choice(ran) if running == ABSTAIN else None,
-            begin=Choice(begin),
+            begin=Choice(begin if is_played else ABSTAIN),
         )
-
-    def _space(self, key: Key) -> SearchSpace:
-        return self._spaces[key]
 
     def _prior(self, key: Key) -> Prior:
         """The policy's prediction for a (collective, size bin), without history."""
@@ -252,29 +410,30 @@ class TunerBrain:
         assert isinstance(key, tuple)
         if self._q is None:
             asked = cold_questions(self._artifact.manifest, self._support)
-            policy = ScriptedPolicy(self._artifact.directory / POLICY_NAME)
-            self._q = policy.values(Observations.cold(asked.context), asked.mask)
+            self._q = self._policy.values(Observations.cold(asked.context), asked.mask)
         collective, index = key
         q = self._q[collective * self._table.num_bins + index - self._table.first_bin]
         return Prior.of_policy(self._spaces[key], bin_center_bytes(index), predicted(q))
 
 
-def autoccl_brain(artifact: Artifact) -> TunerBrain:
-    """AutoCCL's search, from NCCL's own choice."""
-    return TunerBrain(
-        artifact, lambda space_of, _: AutoCcl(space_of, repeats=MIN_CALLS), from_table=False
-    )
+def _requested(table: DecisionTable | None, task: KeyCalls) -> Config:
+    """The config that the plugin requests for a task under a table."""
+    found = table.at(task.collective, task.bin) if table else None
+    return found or ABSTAIN
 
 
-def search_brain(artifact: Artifact) -> TunerBrain:
-    """Our search, from the artifact's table; raises MachineError without torch."""
-    ScriptedPolicy(artifact.directory / POLICY_NAME)  # what is wrong with it shows now
-    return TunerBrain(
-        artifact,
-        lambda space_of, prior_of: PolicySearch(space_of, prior_of, RULES),
-        from_table=True,
-        alarmed=True,
-    )
+def _of_latest_config(running: Config, calls: Sequence[Call]) -> list[Call]:
+    """The calls since the latest change that can have run under `running`, oldest first.
+
+    Its channels do not count: they are a maximum.
+    """
+    ran = [(call.algorithm, call.protocol, call.num_channels) for call in calls]
+    latest = list(takewhile(lambda of: of == ran[-1], reversed(ran)))
+    return [
+        call
+        for call in calls[len(calls) - len(latest) :]
+        if running.algorithm in {None, call.algorithm} and running.protocol in {None, call.protocol}
+    ]
 
 
 # --- The command ---
@@ -282,8 +441,8 @@ def search_brain(artifact: Artifact) -> TunerBrain:
 MakeBrain = Callable[[Artifact], Brain]
 POLICIES: Final[Mapping[str, MakeBrain]] = {
     "artifact": PolicyBrain,
-    "autoccl": autoccl_brain,
-    "search": search_brain,
+    "autoccl": TunerBrain,
+    "search": partial(TunerBrain, is_ours=True),
 }
 
 

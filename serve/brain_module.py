@@ -2,11 +2,10 @@
 
 `dynamiccl-brain` runs it beside the job, where there is no Python: it takes calls as they were
 recorded and answers with table entries, so C++ needs no feature code. The features are those of
-`datasets/history.py`, frozen with the policy that learned on them; `check_brain` of
-`serve/torchscript.py` compares the two.
+`datasets/history.py`, frozen with the policy that learned on them.
 
-Two parts remember what a leader showed before: whatever asks the policy, where that has a state
-of the job, and the Trigger. A leader shows its brain windows that overlap: the latest calls of each
+Two parts remember what a leader showed before: what asks a policy that has a state of the
+job, and the Trigger. A leader shows its brain windows that overlap: the latest calls of each
 task key, and how many there have been. The Trigger's part keeps what was seen, a state for each
 stream (a task key under one config) and the levels of the calls that windows still show. All of it
 is one communicator's.
@@ -36,14 +35,13 @@ from dynamiccl.datasets.questions import ColdQuestions
 from dynamiccl.errors import CorruptFile
 from dynamiccl.nccl import MAX_CHANNELS, NUM_TUNED_COLLECTIVES, Algorithm, Config, Protocol
 from dynamiccl.schedule import config_columns
+from dynamiccl.serve.brain import CALL_COLUMNS, ignore_deprecation, load_script
 from dynamiccl.serve.table import MAX_BINS
-from dynamiccl.serve.torchscript import CALL_COLUMNS, ignore_deprecation, load_script
 
 #: Task keys of a communicator: rows of a table of all collectives and size bins.
 MAX_ROWS: Final = NUM_TUNED_COLLECTIVES * MAX_BINS
 #: Streams of a communicator; a config beyond them stays unwatched.
 MAX_STREAMS: Final = 4096
-_COLUMN: Final = {name: index for index, name in enumerate(CALL_COLUMNS)}
 
 
 class HistoryFeatures(nn.Module):
@@ -79,98 +77,6 @@ def traced_features(columns: HistoryColumns = HISTORY_COLUMNS) -> Any:
     example = torch.ones(2, WINDOW_LENGTH, len(CALL_COLUMNS), dtype=torch.float64)
     with ignore_deprecation():
         return torch.jit.trace(HistoryFeatures(columns), example)  # type: ignore[no-untyped-call]
-
-
-class Stateless(nn.Module):
-    """Queries each key by itself."""
-
-    def __init__(self, policy: Any) -> None:
-        """Take a loaded `policy.pt`."""
-        super().__init__()
-        self.policy = policy
-
-    @torch.jit.export
-    def tell(self, row_N: torch.Tensor, timed_N: torch.Tensor) -> None:
-        """Ignore the number of calls of each key."""
-
-    def forward(
-        self,
-        row_N: torch.Tensor,  # noqa: ARG002 - as Stateful has it
-        window_NKW: torch.Tensor,
-        context_NF: torch.Tensor,
-        mask_NA: torch.Tensor,
-    ) -> torch.Tensor:
-        """(N,) actions of keys of the job."""
-        return self.policy(window_NKW, context_NF, mask_NA)[0]  # type: ignore[no-any-return]
-
-
-class Stateful(nn.Module):
-    """Queries the keys in turn, and keeps the state of the job.
-
-    A brain is one communicator's, so that is one job. The state steps for keys that have had calls
-    since they were asked about before.
-    """
-
-    def __init__(self, policy: Any) -> None:
-        """Take a loaded `policy.pt` with a state."""
-        super().__init__()
-        self.policy = policy
-        #: Of each row: what was decided last, how many calls there had been, whether some are new.
-        self.decided = torch.full((MAX_ROWS,), -1)
-        self.timed = torch.full((MAX_ROWS,), -1)
-        self.fresh = torch.ones(MAX_ROWS, dtype=torch.bool)
-        self.h = torch.zeros(1, int(policy.state_units))
-        self.c = torch.zeros(1, int(policy.state_units))
-
-    @torch.jit.export
-    def tell(self, row_N: torch.Tensor, timed_N: torch.Tensor) -> None:
-        """Take the number of calls of each key; -1 where the leader does not tell."""
-        self.fresh[row_N] = (timed_N < 0) | (self.timed[row_N] != timed_N)
-        self.timed[row_N] = timed_N
-
-    def forward(
-        self,
-        row_N: torch.Tensor,
-        window_NKW: torch.Tensor,
-        context_NF: torch.Tensor,
-        mask_NA: torch.Tensor,
-    ) -> torch.Tensor:
-        """(N,) actions of keys of the job, in this order."""
-        rows: list[int] = row_N.tolist()
-        found: list[torch.Tensor] = []
-        for index in range(len(rows)):
-            row = rows[index]
-            action, _, h, c = self.policy.step(
-                window_NKW[index : index + 1],
-                context_NF[index : index + 1],
-                mask_NA[index : index + 1],
-                self.decided[row : row + 1],
-                self.h,
-                self.c,
-            )
-            if bool(self.fresh[row]):
-                self.h, self.c = h, c
-            self.decided[row : row + 1] = action
-            found.append(action)
-        return torch.cat(found)
-
-
-def asking(policy: Any) -> Any:
-    """The wrapper that queries a loaded `policy.pt`."""
-    return Stateful(policy) if hasattr(policy, "state_units") else Stateless(policy)
-
-
-class NoWatcher(nn.Module):
-    """A brain without Trigger: interference stays as recorded."""
-
-    def forward(
-        self,
-        row: torch.Tensor,  # noqa: ARG002 - as Watcher has it
-        calls: torch.Tensor,
-        timed: torch.Tensor,  # noqa: ARG002
-    ) -> torch.Tensor:
-        """The calls, unchanged."""
-        return calls
 
 
 class Watcher(nn.Module):
@@ -267,8 +173,13 @@ class Watcher(nn.Module):
 
 
 class BrainModule(nn.Module):
-    """A policy that takes recorded calls and returns entries of a decision table."""
+    """A policy that takes recorded calls and returns entries of a decision table.
 
+    A brain is one communicator's, so that is one job. The state of a policy that has one steps for
+    keys that have had calls since they were asked about before.
+    """
+
+    has_state: Final[bool]
     systems: list[str]
     #: Index, num_nodes, num_ranks, ranks_per_node, first_bin, num_bins of each shape.
     shapes: list[list[int]]
@@ -280,7 +191,7 @@ class BrainModule(nn.Module):
 
     def __init__(
         self,
-        policy: nn.Module,
+        policy: Any,
         configs: Sequence[Config],
         questions: Sequence[ColdQuestions],
         trigger: nn.Module | None = None,
@@ -290,8 +201,16 @@ class BrainModule(nn.Module):
         `trigger`: a loaded `trigger.pt`, that says what interference calls were under.
         """
         super().__init__()
-        self.asking = asking(policy)
-        self.watcher = NoWatcher() if trigger is None else Watcher(trigger, WINDOW_LENGTH)
+        self.policy = policy
+        self.has_state = hasattr(policy, "state_units")
+        if self.has_state:
+            #: Of each row: what was decided last, how many calls there were, whether some are new.
+            self.decided = torch.full((MAX_ROWS,), -1)
+            self.timed = torch.full((MAX_ROWS,), -1)
+            self.fresh = torch.ones(MAX_ROWS, dtype=torch.bool)
+            self.h = torch.zeros(1, int(policy.state_units))
+            self.c = torch.zeros(1, int(policy.state_units))
+        self.watcher = None if trigger is None else Watcher(trigger, WINDOW_LENGTH)
         self.features = traced_features()
         self.history_start = HISTORY_SLICE.start
         self.history_stop = HISTORY_SLICE.stop
@@ -339,7 +258,10 @@ class BrainModule(nn.Module):
             mask_NA = mask_RA.index_select(0, row_N)
             calls_NKC = self.watch(row_N, calls_NKC, timed_N)
             window_NKW, context_NF = self._observe(calls_NKC, context_RF.index_select(0, row_N))
-            action_N = self.asking(row_N, window_NKW, context_NF, mask_NA)
+            if self.has_state:
+                action_N = self._in_turn(row_N, window_NKW, context_NF, mask_NA)
+            else:
+                action_N = self.policy(window_NKW, context_NF, mask_NA)[0]
             action_R = action_R.index_copy(0, row_N, self._allowed(action_N, mask_NA))
         return self.entries.index_select(0, action_R)
 
@@ -348,8 +270,38 @@ class BrainModule(nn.Module):
         self, row_N: torch.Tensor, calls_NKC: torch.Tensor, timed_N: torch.Tensor
     ) -> torch.Tensor:
         """The calls (N, K, C), with interference where it was unknown; see `Watcher`."""
-        self.asking.tell(row_N, timed_N)
-        return self.watcher(row_N, calls_NKC, timed_N)  # type: ignore[no-any-return]
+        if self.has_state:
+            self.fresh[row_N] = (timed_N < 0) | (self.timed[row_N] != timed_N)
+            self.timed[row_N] = timed_N
+        if self.watcher is not None:
+            calls_NKC = self.watcher(row_N, calls_NKC, timed_N)
+        return calls_NKC
+
+    def _in_turn(
+        self,
+        row_N: torch.Tensor,
+        window_NKW: torch.Tensor,
+        context_NF: torch.Tensor,
+        mask_NA: torch.Tensor,
+    ) -> torch.Tensor:
+        """(N,) actions of keys in this order, with the state of the job."""
+        rows: list[int] = row_N.tolist()
+        found: list[torch.Tensor] = []
+        for index in range(len(rows)):
+            row = rows[index]
+            action, _, h, c = self.policy.step(
+                window_NKW[index : index + 1],
+                context_NF[index : index + 1],
+                mask_NA[index : index + 1],
+                self.decided[row : row + 1],
+                self.h,
+                self.c,
+            )
+            if bool(self.fresh[row]):
+                self.h, self.c = h, c
+            self.decided[row : row + 1] = action
+            found.append(action)
+        return torch.cat(found)
 
     def forward(
         self, calls_NKC: torch.Tensor, context_NF: torch.Tensor, mask_NA: torch.Tensor
@@ -359,8 +311,7 @@ class BrainModule(nn.Module):
         ABSTAIN where the default was not measured (`questions.decide`).
         """
         window_NKW, context_NF = self._observe(calls_NKC, context_NF)
-        # Not what asks it about this job, whose state stays.
-        action_N = self.asking.policy(window_NKW, context_NF, mask_NA)[0]
+        action_N = self.policy(window_NKW, context_NF, mask_NA)[0]
         return self._allowed(action_N, mask_NA)
 
     def _observe(

@@ -7,9 +7,8 @@ import typer
 from dynamiccl import cli
 from dynamiccl.serve.ab import ab_command
 from dynamiccl.serve.brain import brain_command
-from dynamiccl.serve.decisions import table_command
 from dynamiccl.serve.doctor import doctor_command
-from dynamiccl.serve.explain import explain_command
+from dynamiccl.serve.explain import explain_command, table_command
 from dynamiccl.serve.export import bind_command, export_command
 from dynamiccl.serve.install import install_command
 

@@ -34,7 +34,7 @@ from dynamiccl.nccl import NEWEST_ACTING, OLDEST_ACTING, TUNER_ABI_SINCE, NcclVe
 from dynamiccl.serve.ab import DEFAULT_MODE, PROVEN
 from dynamiccl.serve.artifact import Artifact, how_to_bind, installed_plugin, open_artifact
 from dynamiccl.serve.build import ask_probe, first_that_loads, nccl_libraries
-from dynamiccl.serve.options import Json
+from dynamiccl.train.options import Json
 
 OK, WARN, FAIL, UNKNOWN = CheckStatus
 #: What names the vendor's tuner that is asked first.

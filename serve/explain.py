@@ -1,12 +1,24 @@
-"""`dynamiccl-deploy explain`: what an artifact would change in a job's calls, by what evidence.
+"""`dynamiccl-deploy explain` and `table`: what an artifact would change, and by what evidence.
 
 Gains are those of the gate's fresh runs (gate.json), fractions of NCCL's own time, each with its
 95 % interval: {"mean", "low", "high"}. A bin that was inferred has the least of those bins of its
 collective and config that passed.
+
+A table can be had as the config file of NVIDIA's example tuner, too (nccl v2.30.7
+`plugins/tuner/example`):
+
+`collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff`
+
+That tuner sets one channel before it looks for a line, so both `channels=-1` and "no line matches"
+force ONE channel (plugin.c:361). We therefore write 0, which leaves NCCL's own count. What the
+format cannot say is left out and counted: to abstain, and a config with an AUTO knob.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -14,75 +26,65 @@ import polars as pl
 import typer
 
 from dynamiccl import cli
-from dynamiccl.datasets.cells import asking
+from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.manifest import GATE_NAME, KILL_NAME
+from dynamiccl.datasets.objective import with_nodes
+from dynamiccl.datasets.questions import count_of, read_back_channels, table_supports
 from dynamiccl.datasets.store import read_calls
 from dynamiccl.errors import CorruptFile, NotEnoughData, UnknownName
-from dynamiccl.nccl import Collective
-from dynamiccl.serve.artifact import Artifact, channels_of, open_artifact, pick_table
-from dynamiccl.serve.options import (
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
+from dynamiccl.serve.artifact import (
+    Artifact,
     ArtifactDir,
+    TableInfo,
+    open_artifact,
+    pick_table,
+    warn,
+)
+from dynamiccl.serve.table import DecisionTable
+from dynamiccl.sizes import bin_center_bytes, bin_first_byte
+from dynamiccl.train.options import (
     Json,
-    System,
     folding_table,
     stderr,
     stdout,
+    tell,
     wide_stdout,
 )
-from dynamiccl.serve.table import DecisionTable
-from dynamiccl.sizes import bin_center_bytes
 
 #: Rows that people are shown; --json has all.
 _SHOWN: Final = 15
-_LEFT_OUT: Final = "NCCL asks no tuner about them, or the trace does not tell size, ranks or nodes"
-
+_FORMATS: Final = ("nccl-csv", "json", "table")
+_ALGORITHMS: Final = {
+    Algorithm.CollNetDirect: "collnet_direct",
+    Algorithm.CollNetChain: "collnet_chain",
+    Algorithm.NVLSTree: "nvls_tree",
+}
+System = Annotated[str | None, typer.Option(help="System, where several have this shape.")]
 Gain = Mapping[str, float]
 #: System, nodes, ranks, collective, size bin.
 Place = tuple[str, int, int, str, int]
 
 
-def calls_of(
-    data_dir: Path, num_nodes: int | None, num_ranks: int | None
-) -> tuple[list[dict[str, Any]], int]:
-    """The calls of a data directory's table `calls`, and how many are left out.
+def look_ahead(artifact: Artifact, calls: pl.DataFrame, system: str | None) -> dict[str, Any]:
+    """What an artifact would do with calls about which NCCL asks a tuner, as `--json` shows it.
 
-    A row is those of one collective, size bin and group shape: their number, the median of their
-    times (null: none was recorded) and the algorithm and protocol that ran most (null: not
-    recorded). What NCCL asks no tuner about is left out, and what does not tell size, ranks or
-    nodes; the last two may be given for calls that do not tell. Raises MissingPath and
-    NotEnoughData where none is left.
+    `calls` are those of `with_nodes`. `saved` is the share of all recorded time (null: no time, or
+    no gain, is known); a gain is null where no gate measured it. Raises UserError where `system` is
+    to be named.
     """
-    recorded = read_calls(data_dir).with_columns(
-        pl.col("num_nodes").fill_null(pl.lit(num_nodes, pl.Int64)),
-        pl.col("num_ranks").fill_null(pl.lit(num_ranks, pl.Int64)),
-    )
-    frame = asking(recorded).drop_nulls(["num_nodes", "num_ranks"])
-    if frame.is_empty():
-        raise NotEnoughData(
-            f"none of the {recorded.height} calls in {data_dir} is one that a table could decide, "
-            "with size, ranks and nodes; give --nodes (and --ranks) for traces that do not tell"
-        )
     keys = ("collective", "bin", "num_nodes", "num_ranks")
     ran = pl.concat_str("actual_algorithm", "actual_protocol", separator="/")
-    groups = frame.group_by(keys).agg(
+    groups = calls.group_by(keys).agg(
         calls=pl.len(),
         median_us=pl.col("time_us").median(),
         ran=ran.drop_nulls().mode().sort().first(),
     )
-    return groups.sort(keys).to_dicts(), recorded.height - frame.height
-
-
-def look_ahead(
-    artifact: Artifact, called: Sequence[Mapping[str, Any]], system: str | None
-) -> dict[str, Any]:
-    """What an artifact would do with rows of `calls_of`, as `--json` shows it.
-
-    `saved` is the share of all recorded time (null: no time, or no gain, is known); a gain is null
-    where no gate measured it. Raises UserError where `system` is to be named.
-    """
-    gains = gate_gains(artifact)
-    changes, without, saved_us = [], 0, dict.fromkeys(("mean", "low", "high"), 0.0)
-    for row in called:
+    gains, changes, without = gate_gains(artifact), [], 0
+    total_us, saved_us = 0.0, dict.fromkeys(("mean", "low", "high"), 0.0)
+    for row in groups.sort(keys).to_dicts():
+        time_us = _time_us(row)
+        total_us += time_us
         try:
             info = pick_table(artifact, row["num_nodes"], row["num_ranks"], system)
         except UnknownName:
@@ -94,31 +96,20 @@ def look_ahead(
             continue
         shape = info.num_nodes, info.num_ranks
         gain = gains.get((info.system, *shape, collective.wire, row["bin"]))
-        if gain is not None:
-            for end, value in gain.items():
-                # All ends together: gains of one gate are not independent.
-                saved_us[end] += _time_us(row) * (1.0 - 1.0 / (1.0 + value))
-        changes.append(
-            {
-                "collective": collective.wire,
-                "size_bytes": bin_center_bytes(row["bin"]),
-                **{name: row[name] for name in ("num_nodes", "num_ranks", "calls")},
-                **{name: row[name] for name in ("median_us", "ran")},
-                "config": config.key,
-                **channels_of(artifact, info, collective, row["bin"], config),
-                "gain": gain,
-            }
-        )
+        for end, value in (gain or {}).items():
+            # All ends together: gains of one gate are not independent.
+            saved_us[end] += time_us * (1.0 - 1.0 / (1.0 + value))
+        index = row.pop("bin")
+        what = {"size_bytes": bin_center_bytes(index), "config": config.key, "gain": gain}
+        changes.append({**row, **what, **channels_of(artifact, info, collective, index, config)})
     changes.sort(key=lambda change: -(_time_us(change) or change["calls"]))
-    total_us = sum(map(_time_us, called))
     known = any(change["gain"] and change["median_us"] is not None for change in changes)
+    is_saved = known and total_us > 0.0
     return {
-        "calls": sum(row["calls"] for row in called),
+        "calls": calls.height,
         "calls_without_table": without,
         "calls_changed": sum(change["calls"] for change in changes),
-        "saved": {end: us / total_us for end, us in saved_us.items()}
-        if known and total_us
-        else None,
+        "saved": {end: us / total_us for end, us in saved_us.items()} if is_saved else None,
         "changes": changes,
     }
 
@@ -129,46 +120,81 @@ def _time_us(row: Mapping[str, Any]) -> float:
 
 
 def gate_gains(artifact: Artifact) -> dict[Place, Gain]:
-    """The gain of each size bin in the gate's runs; {} without a gate."""
+    """The gain of each size bin in the gate's runs; {} without a gate. Raises CorruptFile."""
     path = artifact.directory / GATE_NAME
     if not path.is_file():
         return {}
-    names = ("system", "num_nodes", "num_ranks", "collective", "bin")
+    shape = ("system", "num_nodes", "num_ranks", "collective")
+    gains: dict[Place, Gain] = {}
+    measured = defaultdict[tuple[Any, ...], list[Gain]](list)
     try:
         cells = json.loads(path.read_bytes())["cells"]
-        places = {tuple(cell[name] for name in names): cell for cell in cells}
-        found: dict[Place, Gain] = {
-            place: {"mean": cell["gain"], "low": cell["low"], "high": cell["high"]}
-            for place, cell in places.items()
-            if cell["verdict"] == "passed" and cell.get("low") is not None
-        }
+        passed = [c for c in cells if c["verdict"] == "passed" and c.get("low") is not None]
+        for cell in passed:
+            key = tuple(cell[name] for name in shape)
+            gain = {"mean": cell["gain"], "low": cell["low"], "high": cell["high"]}
+            gains[*key, cell["bin"]] = gain
+            measured[*key, cell["config"]].append(gain)
+        for cell in (cell for cell in cells if cell["verdict"] == "inferred"):
+            key = tuple(cell[name] for name in shape)
+            if beside := measured[*key, cell["config"]]:
+                gains.setdefault((*key, cell["bin"]), min(beside, key=lambda gain: gain["low"]))
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptFile(f"{path} is not what a gate writes: {error}; gate again") from error
-    measured = list(found.items())
-    for place, cell in places.items():
-        beside = [
-            gain
-            for other, gain in measured
-            if other[:4] == place[:4] and places[other]["config"] == cell["config"]
-        ]
-        if cell["verdict"] == "inferred" and beside:
-            found.setdefault(place, min(beside, key=lambda gain: gain["low"]))
-    return found
+    return gains
 
 
-# --- The command ---
+def channels_of(
+    artifact: Artifact, info: TableInfo, collective: Collective, index: int, config: Config | None
+) -> dict[str, int | None]:
+    """`channels` of a table's answer and `own_channels` of NCCL's choice; None: not read back."""
+    support = table_supports(artifact.manifest)[artifact.tables.index(info)]
+    [used] = read_back_channels(artifact.manifest, support, collective, [index])
+    action = artifact.manifest.actions().index(config or ABSTAIN)
+    return {"channels": count_of(used[action]), "own_channels": count_of(used[0])}
+
+
+def nccl_csv(table: DecisionTable) -> tuple[str, int, int]:
+    """A table in NVIDIA's format, neighbouring bins of one config as one line.
+
+    Beside it the numbers of size bins that abstain, and of those that leave a knob to NCCL.
+    """
+    lines = [
+        "# DynamICCL decision table for NVIDIA's example tuner plugin (NCCL_TUNER_CONFIG_FILE).",
+        "# Sizes without a line get ONE channel from that plugin, not NCCL's own choice.",
+    ]
+    abstaining = auto = 0
+    bins = range(table.first_bin, table.first_bin + table.num_bins)
+    for collective in TUNED:
+        for config, group in groupby(bins, key=lambda index: table.at(collective, index)):
+            same = list(group)
+            if config is None:
+                abstaining += len(same)
+                continue
+            algorithm, protocol = config.algorithm, config.protocol
+            if algorithm is None or protocol is None:
+                auto += len(same)
+                continue
+            fields = (
+                collective.wire.lower(),
+                bin_first_byte(same[0]),
+                bin_first_byte(same[-1] + 1) - 1,
+                _ALGORITHMS.get(algorithm, algorithm.wire.lower()),
+                protocol.wire.lower(),
+                config.num_channels or 0,
+                *(table.num_nodes, table.num_ranks, -1, -1),
+            )
+            lines.append(",".join(map(str, fields)))
+    return "\n".join(lines) + "\n", abstaining, auto
+
+
+# --- The commands ---
 
 
 def explain_command(
     artifact: ArtifactDir,
     calls: Annotated[
         Path | None, typer.Option(metavar="DATA", help="Data directory with a job's calls.")
-    ] = None,
-    ranks: Annotated[
-        int | None, typer.Option(help="Ranks, where the calls do not say.", min=2)
-    ] = None,
-    nodes: Annotated[
-        int | None, typer.Option(help="NCCL's nNodes, where the calls do not say.", min=1)
     ] = None,
     system: System = None,
     as_json: Json = False,
@@ -178,23 +204,42 @@ def explain_command(
     Example: dynamiccl-deploy explain artifact --calls data
     """
     opened = open_artifact(artifact)
-    outlook, left_out = None, 0
+    outlook, left_out, notes = None, 0, list[str]()
     if calls is not None:
-        called, left_out = calls_of(calls, nodes, ranks)
-        outlook = look_ahead(opened, called, system)
+        recorded = read_calls(calls)
+        asked, notes = with_nodes(recorded, opened.manifest)
+        left_out = recorded.height - asked.height
+        if asked.is_empty():
+            raise NotEnoughData(
+                f"none of the {recorded.height} calls in {calls} is one that a table could decide, "
+                "of a collective about which NCCL asks a tuner, and with its size"
+            )
+        outlook = look_ahead(opened, asked, system)
     if as_json:
         cli.print_json({**opened.to_json(), "outlook": outlook, "calls_left_out": left_out})
         return
     if left_out:
-        stderr.print(f"{left_out} calls are left out: {_LEFT_OUT}", soft_wrap=True)
-    _say(*_about(opened))
+        notes.append(
+            f"{left_out} calls are left out: NCCL asks no tuner about them, or no size is told"
+        )
+    for note in notes:
+        tell(stderr, note)
+    evidence = "none; no fresh run stands behind it"
+    if gains := gate_gains(opened):
+        least = min(gains.values(), key=lambda gain: gain["low"])
+        evidence = (
+            f"{GATE_NAME}, fresh runs paired with NCCL's own choice; of {len(gains)} size bins "
+            f"the least gain is {_text(least)}"
+        )
+    machines = "; ".join(sorted(opened.index.systems)) or "no machine yet (dynamiccl-deploy bind)"
+    _say(f"{artifact}: {opened.in_short}", f"evidence: {evidence}", f"acts on: {machines}")
     if outlook is not None:
         _show_outlook(outlook)
     _say(
         "in your process: one library (libnccl-tuner-dynamiccl.so) without threads, files or "
         "messages of its own once a communicator is made; each collective is a look-up in a table "
         "(docs/plugin.md)",
-        f"off: touch {opened.directory / KILL_NAME}, for communicators made from then on "
+        f"off: touch {artifact / KILL_NAME}, for communicators made from then on "
         "(in mode adaptive at once); for one job: DYNAMICCL_DISABLE=1",
     )
 
@@ -202,22 +247,6 @@ def explain_command(
 def _say(*lines: str) -> None:
     for line in lines:
         stdout.print(line, soft_wrap=True, highlight=False, markup=False)
-
-
-def _about(artifact: Artifact) -> list[str]:
-    evidence = "none; no fresh run stands behind it"
-    if gains := gate_gains(artifact):
-        least = min(gains.values(), key=lambda gain: gain["low"])
-        evidence = (
-            f"{GATE_NAME}, fresh runs paired with NCCL's own choice; of {len(gains)} size bins "
-            f"the least gain is {_text(least)}"
-        )
-    machines = "; ".join(sorted(artifact.index.systems)) or "no machine yet (dynamiccl-deploy bind)"
-    return [
-        f"{artifact.directory}: {artifact.in_short}",
-        f"evidence: {evidence}",
-        f"acts on: {machines}",
-    ]
 
 
 def _show_outlook(outlook: Mapping[str, Any]) -> None:
@@ -256,3 +285,79 @@ def _show_outlook(outlook: Mapping[str, Any]) -> None:
 
 def _text(gain: Gain) -> str:
     return f"{gain['mean']:+.1%} ({gain['low']:+.1%} to {gain['high']:+.1%})"
+
+
+def table_command(
+    artifact: ArtifactDir,
+    group: Annotated[
+        str, typer.Option(metavar="NODESxRANKS", help="Communicator: NCCL's nNodes, ranks of each.")
+    ],
+    system: System = None,
+    format_: Annotated[
+        str, typer.Option("--format", help=f"One of {', '.join(_FORMATS)}.")
+    ] = "json",
+) -> None:
+    """Print the decisions of an artifact's table by message size.
+
+    Example: dynamiccl-deploy table out/artifact --group 4x8 --format nccl-csv
+    """
+    if format_ not in _FORMATS:
+        raise UnknownName("format", format_, _FORMATS)
+    nodes, per_node = cli.parse_group(group)
+    opened, ranks = open_artifact(artifact), nodes * per_node
+    info = pick_table(opened, nodes, ranks, system)
+    table = DecisionTable.read(artifact / info.path)
+    if format_ == "nccl-csv":
+        text, abstaining, auto = nccl_csv(table)
+        sys.stdout.write(text)
+        warn(
+            "NVIDIA's example tuner takes it from NCCL 2.30 on; those of 2.27 to 2.29 crash at the "
+            "first line that matches (seen with 2.27.7 and 2.29.7)."
+        )
+        if abstaining or auto:
+            warn(
+                f"{abstaining} size bins abstain and {auto} leave a knob to NCCL; that format "
+                "cannot say either, and NVIDIA's example tuner forces ONE channel where no line "
+                "matches. Our own plugin abstains there."
+            )
+        return
+    decisions = _decisions(opened, info, table)
+    if format_ == "json":
+        shape = {"system": info.system, "num_nodes": nodes, "num_ranks": ranks}
+        cli.print_json({**shape, "decisions": decisions})
+        return
+    columns = ("collective", "from bytes", "to bytes", "config", "channels", "NCCL's own")
+    shown = folding_table(*columns, title=f"{info.system}, {ranks} ranks on {nodes} nodes")
+    for collective, rows in decisions.items():
+        for key, same in groupby(rows, key=_shown):
+            first, *_, last = [*same] * 2
+            ends = str(first["first_byte"]), str(last["last_byte"])
+            shown.add_row(collective, *ends, *key)
+    stdout.print(shown)
+
+
+def _decisions(
+    artifact: Artifact, info: TableInfo, table: DecisionTable
+) -> dict[str, list[dict[str, Any]]]:
+    decisions: dict[str, list[dict[str, Any]]] = {}
+    for collective in TUNED:
+        decisions[collective.wire] = []
+        for index in range(table.first_bin, table.first_bin + table.num_bins):
+            size = bin_center_bytes(index)
+            config = table.lookup(collective, size)
+            row = {
+                "bin": index,
+                "size_bytes": size,
+                "first_byte": bin_first_byte(index),
+                "last_byte": bin_first_byte(index + 1) - 1,
+                "config": config.key if config else None,
+                **channels_of(artifact, info, collective, index, config),
+            }
+            decisions[collective.wire].append(row)
+    return decisions
+
+
+def _shown(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Config, its channels and NCCL's own, as people are shown them."""
+    used, own = (str(row.get(name) or "-") for name in ("channels", "own_channels"))
+    return row["config"] or "NCCL's own", used, own

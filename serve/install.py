@@ -30,10 +30,9 @@ from dynamiccl.datasets.manifest import INDEX_NAME, KILL_NAME, MANIFEST_NAME
 from dynamiccl.errors import DataError, MissingPath, UserError
 from dynamiccl.files import replacing
 from dynamiccl.libraries import JOB_NAMES, TUNER_NAME, built
-from dynamiccl.serve.artifact import Artifact, open_artifact
+from dynamiccl.serve.artifact import Artifact, ArtifactDir, PluginIndex, open_artifact, warn
 from dynamiccl.serve.build import BRAIN_NAME, PROBE_NAME, build_plugin, find_probe
-from dynamiccl.serve.options import ArtifactDir, Json, stdout, warn
-from dynamiccl.serve.plugin_index import PluginIndex
+from dynamiccl.train.options import Json, stdout
 
 RUN_NAME: Final = "dynamiccl-run"
 ARBITER_NAME: Final = "dynamiccl-arbiter"

@@ -1,11 +1,20 @@
 """Builders of rows of `calls`: columns that a test does not name get default values."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from dynamiccl.datasets.history import (
+    WINDOW_LENGTH,
+    Call,
+    CallColumns,
+    Float32Array,
+    history_features,
+)
 from dynamiccl.datasets.schema import CALLS
 
 _PLAIN: Final[dict[str, Any]] = {
@@ -67,3 +76,15 @@ def calls_table(*rows: dict[str, Any]) -> pa.Table:
 def calls_frame(*rows: dict[str, Any]) -> pl.DataFrame:
     """The rows as read back from the store."""
     return pl.DataFrame(calls_table(*rows))
+
+
+def history_arrays(
+    calls: Sequence[Call],
+) -> tuple[Float32Array, Float32Array]:
+    """Window (K, W) and history features (H,) of the last calls of one task key, oldest first."""
+    recent = list(calls)[-WINDOW_LENGTH:]
+    slots = np.arange(WINDOW_LENGTH) - (WINDOW_LENGTH - len(recent))
+    # Any call for the padding, which is ignored.
+    padded = CallColumns.of(recent or [Call(1, 1.0, None, None, None)])
+    window, history = history_features(padded.take(np.maximum(slots, 0)[None]), slots[None] >= 0)
+    return window[0], history[0]

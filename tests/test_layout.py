@@ -47,7 +47,7 @@ OWNERS = {
         "train",
         "serve/brain_module.py",
         "serve/ddp",
-        "serve/torchscript.py",
+        "serve/brain.py",
         "collect/beside.py",
     },
     "triton": {"collect/persistent.py"},

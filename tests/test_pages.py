@@ -66,7 +66,7 @@ ADDED: Final = {
     r"dynamiccl-evaluate simulate": "--calls 300 --seeds 1",
     r"dynamiccl-deploy install": "--ungated",
     r"dynamiccl-deploy bind": "--fingerprint gpu=none*0;mig=0;nic=socket*1;nccl=22907",
-    r"dynamiccl-deploy table": "artifact --ranks 32 --nodes 4",
+    r"dynamiccl-deploy table": "artifact --group 4x8",
 }
 #: What is run elsewhere -> by which test, and the word that shows it there.
 ELSEWHERE: Final = {

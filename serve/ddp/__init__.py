@@ -4,9 +4,504 @@ from dynamiccl.serve.ddp import NetSense, netsense_hook
 
 state = NetSense(model)  # model: a DistributedDataParallel, on gloo or NCCL
 model.register_comm_hook(state, netsense_hook)
+
+The order of a step's collectives is that in which DDP calls the hook, which is the same on all
+ranks: the agreement, then one exchange for each bucket. Nothing is launched from a callback: with
+gloo, which matches collectives by their order, that would race between buckets.
+
+**What ranks agree on** is one all-reduce of eight numbers, 32 bytes, the least of each over ranks.
+It is launched before the step's first bucket and read before the next step's, so that nobody waits
+for it; it carries what the step before measured. What shall be the largest over ranks travels with
+its sign turned. The last two numbers are a mark of the state a rank decides from, both ways: where
+least and largest differ, a rank has loaded another checkpoint or has other settings.
 """
 
-from dynamiccl.serve.ddp.hook import NetSense, netsense_hook
-from dynamiccl.serve.ddp.laws import Settings
+import math
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+# What `dist.GradBucket` is: type checkers do not find it there.
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from dynamiccl.errors import UserError
+from dynamiccl.serve.ddp.compression import (
+    HALF_MAX,
+    Layout,
+    Pruning,
+    Residuals,
+    add_up,
+    compress,
+)
+from dynamiccl.serve.ddp.laws import (
+    DENSE,
+    HALF_BYTES,
+    Decision,
+    Gradient,
+    Interval,
+    Method,
+    Settings,
+    make_law,
+    plain,
+)
 
 __all__ = ["NetSense", "Settings", "netsense_hook"]
+
+#: Of a checkpoint.
+FORMAT: Final = 3
+Report = Callable[[dict[str, float], int], None]
+Result = torch.futures.Future[torch.Tensor]
+
+
+class HostClock:
+    """Takes marks, and tells the seconds between two; of `now`, a function that returns seconds."""
+
+    def __init__(self, now: Callable[[], Any] = time.monotonic) -> None:
+        self.mark = now
+
+    def ready(self, mark: Any) -> bool:  # noqa: ARG002
+        """Whether what was asked for before `mark` is done: a host's mark is always known."""
+        return True
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """From one mark to another, both ready."""
+        return float(end - begin)
+
+
+class DeviceClock(HostClock):
+    """Events on the current stream: the host runs ahead of the GPU and knows no times."""
+
+    def __init__(self) -> None:
+        super().__init__(self._event)
+
+    def _event(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def ready(self, mark: Any) -> bool:
+        """Asks and does not wait: a step whose times come too late is not measured."""
+        return bool(mark.query())
+
+    def seconds(self, begin: Any, end: Any) -> float:
+        """See `HostClock`."""
+        return float(begin.elapsed_time(end)) / 1e3
+
+
+_UNKNOWN: Final = math.inf
+#: Integers up to here are exact in 32 bits.
+_MARKS: Final = 1 << 24
+#: The norm's place among the eight numbers: `Agreement` fills it in.
+_NORM: Final = 5
+
+
+def numbers_of(seen: Interval, state: Any) -> list[float]:
+    """The eight numbers of the all-reduce; `state`, plain values, is what a rank decides from."""
+    compute = None if seen.compute_s is None else -seen.compute_s
+    times = (seen.transfer_s, seen.latency_s, seen.overlap_s, seen.codec_s, compute)
+    known = [_UNKNOWN if each is None else each for each in times]
+    # Equal states, equal marks.
+    mark = float(zlib.crc32(repr(state).encode()) % _MARKS)
+    return [*known, _UNKNOWN, mark, -mark]
+
+
+def read(numbers: Sequence[float], told: Interval, step: int) -> Interval:
+    """`told` as all ranks saw it; raises UserError where the ranks' marks differ."""
+    *measured, least, largest = numbers
+    if least != -largest:
+        raise UserError(
+            f"ranks disagree on the state of NetSense at step {step} (marks {least:.0f} to "
+            f"{-largest:.0f}): every rank must have the same Settings, and load the state_dict "
+            f"that it saved at the same step, or none"
+        )
+    known = [value if math.isfinite(value) else None for value in measured]
+    transfer, latency, overlap, codec, turned, norm = known
+    return replace(
+        told,
+        transfer_s=transfer,
+        latency_s=latency,
+        compute_s=None if turned is None else -turned,
+        overlap_s=overlap,
+        codec_s=codec,
+        norm=norm,
+    )
+
+
+class Agreement:
+    """One all-reduce under way. All ranks launch it at the same place among their collectives."""
+
+    def __init__(
+        self,
+        numbers: list[float],
+        norm: torch.Tensor | None,
+        group: dist.ProcessGroup,
+        clock: HostClock,
+    ) -> None:
+        device = torch.device("cpu") if norm is None else norm.device
+        if dist.get_backend(group) == "nccl":
+            device = torch.device("cuda", torch.cuda.current_device())
+        self._clock = clock
+        self._vector = torch.tensor(numbers, dtype=torch.float32, device=device)
+        if norm is not None:
+            # A NaN would make the least of it depend on the order of ranks.
+            self._vector[_NORM] = torch.nan_to_num(norm, nan=_UNKNOWN, posinf=_UNKNOWN)
+        self._begin = clock.mark()
+        self._end: Any = None
+        work = dist.all_reduce(self._vector, dist.ReduceOp.MIN, group=group, async_op=True)
+        self._done = work.get_future().then(self._finish)
+
+    def _finish(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
+        future.value()
+        self._end = self._clock.mark()
+
+    def numbers(self) -> list[float]:
+        """Wait for it, and read it."""
+        self._done.wait()
+        found: list[float] = self._vector.tolist()
+        return found
+
+    def latency_s(self) -> float | None:
+        """What it took on this rank, or None where that is not known yet."""
+        if self._end is None or not self._clock.ready(self._end):
+            return None
+        return self._clock.seconds(self._begin, self._end)
+
+
+# --- The hook ---
+
+
+@dataclass(slots=True)
+class BucketMarks:
+    """One bucket's way: hook called, exchange launched, exchange done, result written."""
+
+    called: Any
+    launched: Any = None
+    done: Any = None
+    written: Any = None
+    #: Squared L2 norm of its mean gradient, a tensor of one number.
+    square: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class Step:
+    """What is done in one step, and its buckets in the order of their launch."""
+
+    decision: Decision
+    buckets: list[BucketMarks] = field(default_factory=list)
+    wire_bytes: float = 0.0
+
+    @property
+    def end(self) -> Any:
+        """When the last result was written; None before."""
+        return self.buckets[-1].written if self.buckets else None
+
+    def norm(self) -> torch.Tensor | None:
+        """L2 norm of the step's mean gradient; None where a bucket has none."""
+        squares = [bucket.square for bucket in self.buckets]
+        known = [square for square in squares if square is not None]
+        return torch.stack(known).sum().sqrt() if known and len(known) == len(squares) else None
+
+    def seen(self, clock: HostClock, before: Any, latency_s: float | None) -> Interval:
+        """What this rank measured, once DDP has waited for the results.
+
+        `before` is the end of the step before, or None. Transfer is the time in which at least one
+        bucket was under way. Compute is all from the end of the step before to the last launch,
+        less what the hook did itself.
+        """
+        known = Interval(self.decision, self.wire_bytes, latency_s=latency_s)
+        marks = [m for b in self.buckets for m in (b.called, b.launched, b.done, b.written)]
+        # The first step of a process pays for connections and memory: it says nothing.
+        marks.append(before)
+        if any(mark is None or not clock.ready(mark) for mark in marks):
+            return known
+        first, last = self.buckets[0], self.buckets[-1]
+        packing = [clock.seconds(b.called, b.launched) for b in self.buckets]
+        packing_s = sum(packing)
+        # Adding up a bucket goes on beside the next one's exchange, but for the last.
+        adding_s = clock.seconds(last.done, last.written)
+        # Only backward counts as time to hide behind: packing keeps the same cores busy.
+        hidden_s = clock.seconds(first.launched, last.launched) - sum(packing[1:])
+        return replace(
+            known,
+            # A clock that stands still, or too coarse a one, has measured nothing.
+            transfer_s=self._under_way_s(clock) or None,
+            compute_s=max(0.0, clock.seconds(before, last.launched) - packing_s),
+            overlap_s=max(0.0, hidden_s),
+            codec_s=packing_s + adding_s,
+        )
+
+    def _under_way_s(self, clock: HostClock) -> float:
+        zero = self.buckets[0].launched
+        spans = [
+            (clock.seconds(zero, b.launched), clock.seconds(zero, b.done)) for b in self.buckets
+        ]
+        total, reached = 0.0, 0.0
+        for begin, end in sorted(spans):
+            total += max(0.0, end - max(begin, reached))
+            reached = max(reached, end)
+        return total
+
+
+class NetSense:
+    """What a rank knows and decides; one for each DistributedDataParallel model.
+
+    Args:
+        model: the model whose gradients are exchanged; its process group is used.
+        settings: every constant; by default mode "model".
+        report: called as `report(stats, step)` after every step, on this rank's own thread;
+            `mlflow.log_metrics` fits.
+        clock: where times come from; by default the host's for gloo and the GPU's for NCCL.
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        settings: Settings | None = None,
+        *,
+        report: Report | None = None,
+        clock: HostClock | None = None,
+    ) -> None:
+        if not isinstance(model, DistributedDataParallel):
+            raise UserError(
+                f"NetSense takes a DistributedDataParallel, not a {type(model).__name__}: "
+                f"wrap the model in it first"
+            )
+        self.settings = settings or Settings()
+        self._group: dist.ProcessGroup = model.process_group
+        self._ranks = dist.get_world_size(self._group)
+        self._rank = dist.get_rank(self._group)
+        parameters = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
+        self._names = {id(parameter): name for name, parameter in parameters}
+        self._sizes = {name: parameter.numel() for name, parameter in parameters}
+        num_bytes = sum(p.numel() * p.element_size() for _, p in parameters)
+        self._gradient = Gradient(sum(self._sizes.values()), num_bytes, self._ranks)
+        self._law = make_law(self.settings, self._gradient)
+        self._clock = clock or (
+            DeviceClock() if dist.get_backend(self._group) == "nccl" else HostClock()
+        )
+        self._report = report
+        self._residuals = Residuals()
+        self._pruning: dict[Layout, Pruning] = {}
+        self._steps = 0
+        self._step = Step(DENSE if self._ranks == 1 else self._law.decision)
+        self._before: Any = None
+        #: What this rank saw of the last step, and the norm on its device.
+        self._last = Interval(self._step.decision)
+        self._norm: torch.Tensor | None = None
+        #: The agreement on the way, its numbers once they are read, and the step they tell of.
+        self._agreement: Agreement | None = None
+        self._numbers: list[float] | None = None
+        self._told = self._last
+
+    @property
+    def decision(self) -> Decision:
+        """What this step does: the same on all ranks."""
+        return self._step.decision
+
+    def exchange(self, bucket: GradBucket) -> Result:
+        """What DDP calls for a bucket; the result is the mean gradient over ranks."""
+        if bucket.index() == 0:
+            self._begin()
+        marks = BucketMarks(self._clock.mark())
+        self._step.buckets.append(marks)
+        gradient, decision = bucket.buffer(), self._step.decision
+        self._step.wire_bytes += decision.wire_bytes(
+            gradient.numel(), gradient.element_size(), self._ranks
+        )
+        if decision.method is Method.SPARSE:
+            return self._sparse(bucket, marks)
+        layout = self._layout(bucket)
+        if decision.method is Method.FP16 and gradient.element_size() > HALF_BYTES:
+            owed = self._residuals.of(layout, gradient.device)
+            return self._half(gradient.add_(owed), owed, marks)
+        taken = self._residuals.take(layout, gradient.device)
+        if taken is not None:
+            gradient.add_(taken)
+        # As DDP does without a hook: multiplied, not divided, which differs for three ranks.
+        gradient.mul_(1.0 / self._ranks)
+        return self._launch(gradient, marks, lambda: gradient)
+
+    def _half(self, gradient: torch.Tensor, owed: torch.Tensor, marks: BucketMarks) -> Result:
+        """All values in 16 bits, divided first so that the sum fits; rounding is kept back."""
+        gradient.mul_(1.0 / self._ranks)
+        sent = gradient.clamp(-HALF_MAX, HALF_MAX).half()
+        if bool(torch.isfinite(gradient.sum())):
+            torch.sub(gradient, sent, out=owed).mul_(self._ranks)
+        else:
+            sent.fill_(torch.nan)
+            owed.zero_()
+        return self._launch(sent, marks, lambda: gradient.copy_(sent))
+
+    def _launch(
+        self, sent: torch.Tensor, marks: BucketMarks, write: Callable[[], torch.Tensor]
+    ) -> Result:
+        marks.launched = self._clock.mark()
+        work = dist.all_reduce(sent, group=self._group, async_op=True)
+        return self._then(work, marks, write)
+
+    def _sparse(self, bucket: GradBucket, marks: BucketMarks) -> Result:
+        gradient, decision, layout = bucket.buffer(), self._step.decision, self._layout(bucket)
+        pruning = self._pruning.setdefault(layout, Pruning(self.settings.pruning_scale))
+        sent = compress(
+            gradient,
+            self._residuals.of(layout, gradient.device),
+            decision,
+            kept=pruning.kept(bucket.parameters(), decision, self._steps),
+            turn=self._steps,
+        )
+        ranks = self._ranks  # and not this object, see `_then`
+        gathered = sent.new_empty(ranks * sent.numel())
+
+        def write() -> torch.Tensor:
+            add_up(gathered, decision, ranks, gradient)
+            return gradient
+
+        marks.launched = self._clock.mark()
+        work = dist.all_gather_single(gathered, sent, group=self._group, async_op=True)
+        return self._then(work, marks, write)
+
+    def _then(
+        self, work: dist.Work, marks: BucketMarks, write: Callable[[], torch.Tensor]
+    ) -> Result:
+        """When the exchange is done: write the result, and take the marks and the norm.
+
+        What runs then holds neither this object nor the group: freed by the group's own thread, as
+        the last thing that holds it, a group would wait for that thread for ever, and aborts.
+        """
+        clock = self._clock
+
+        def finish(future: torch.futures.Future[Any]) -> torch.Tensor:
+            future.value()
+            marks.done = clock.mark()
+            result = write()
+            values = result.float()
+            marks.square = torch.dot(values, values)
+            marks.written = clock.mark()
+            return result
+
+        result: Result = work.get_future().then(finish)
+        return result
+
+    def _layout(self, bucket: GradBucket) -> Layout:
+        try:
+            names = [self._names[id(parameter)] for parameter in bucket.parameters()]
+        except KeyError:
+            raise UserError(
+                "a bucket holds a parameter that the model of this NetSense has not: "
+                "make one NetSense for each model, after the last change of its parameters"
+            ) from None
+        return tuple((name, self._sizes[name]) for name in names)
+
+    def _begin(self) -> None:
+        """Before a step's first bucket: decide from the last agreement, launch the next one."""
+        ended, decision = self._step, self._step.decision
+        if self._ranks > 1:
+            first, latency_s = self._agreement is None, None
+            if self._agreement is not None:
+                self._numbers = self._agreement.numbers()
+                latency_s = self._agreement.latency_s()
+            if self._numbers is not None:
+                self._law.update(read(self._numbers, self._told, self._steps - 1))
+                decision = self._law.decision
+            self._end_step(latency_s)
+            self._told = self._last
+            state = self._steps, asdict(self.settings), self._law.state()
+            numbers = numbers_of(self._last, state)
+            self._agreement = Agreement(numbers, self._norm, self._group, self._clock)
+            if first:
+                # Before anything is sent whose size depends on what a rank has loaded.
+                read(self._agreement.numbers(), self._told, self._steps)
+        if ended.buckets and self._report:
+            self._report(self.stats(), self._steps)
+        self._before, self._step, self._steps = ended.end, Step(decision), self._steps + 1
+
+    def _end_step(self, latency_s: float | None) -> None:
+        """See what the step was that ended; without one there is what a checkpoint held."""
+        if self._step.buckets:
+            self._last = self._step.seen(self._clock, self._before, latency_s)
+            self._norm = self._step.norm()
+
+    def stats(self) -> dict[str, float]:
+        """Figures of the last finished step and of the filters; sizes in bytes, times in seconds.
+
+        `ratio` is the share of values that was sent, `wire_ratio` the bytes over those of a plain
+        all-reduce; `dense`, `fp16`, `sparse` and `quantised` are 0 or 1.
+        """
+        last = self._last
+        if self._step.end is not None:
+            last = self._step.seen(self._clock, self._before, None)
+        times = ("transfer_s", "latency_s", "compute_s", "overlap_s", "codec_s")
+        sense = self._law.sense
+        dense_bytes = max(1.0, self._gradient.wire_bytes(DENSE))
+        known = {
+            "steps": self._steps,
+            "ratio": last.decision.ratio,
+            "wire_ratio": last.wire_bytes / dense_bytes,
+            "wire_bytes": last.wire_bytes,
+            "quantised": last.decision.quantised,
+            **{str(method): last.decision.method is method for method in Method},
+            **{f"own_{name}": getattr(last, name) for name in times},
+            "ebb_gbytes_per_s": sense.ebb_gbytes_per_s,
+            "btlbw_gbytes_per_s": sense.btlbw.value,
+            "rtprop_us": sense.rtprop.value,
+            "bdp_bytes": sense.bdp_bytes,
+        }
+        return {name: float(value) for name, value in known.items() if value is not None}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint of this rank needs: ratio, filters, error feedback, what was agreed.
+
+        To be taken between two steps, by every rank for itself: error feedback is a rank's own.
+        Which weights pruning counts as small is no part of it: where it is loaded they are looked
+        at anew.
+        """
+        if self._agreement is not None:
+            self._numbers = self._agreement.numbers()
+        self._end_step(self._agreement.latency_s() if self._agreement else None)
+        norm = None if self._norm is None else float(self._norm)
+        return {
+            "format": FORMAT,
+            "rank": self._rank,
+            "ranks": self._ranks,
+            "settings": asdict(self.settings),
+            "steps": self._steps,
+            "law": self._law.state(),
+            "numbers": self._numbers,
+            "told": plain(self._told),
+            "last": plain(replace(self._last, norm=norm)),
+            "error_feedback": self._residuals.state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken; raises UserError for one that is not this rank's."""
+        expected = {"format": FORMAT, "rank": self._rank, "ranks": self._ranks}
+        for name, value in expected.items():
+            if state.get(name) != value:
+                raise UserError(
+                    f"the NetSense state has {name} {state.get(name)}, this process has {value}: "
+                    f"load on each rank what the same rank of as many saved, with this release"
+                )
+        if state["settings"] != asdict(self.settings):
+            differ = [n for n, v in asdict(self.settings).items() if state["settings"].get(n) != v]
+            raise UserError(
+                f"the NetSense state was saved with other settings ({', '.join(differ)}): "
+                f"make it with Settings(**state['settings'])"
+            )
+        self._residuals.restore(state["error_feedback"], self._sizes)
+        self._law.restore(state["law"])
+        self._steps, self._numbers = state["steps"], state["numbers"]
+        self._told = Interval.restored(state["told"])
+        self._last = Interval.restored(state["last"])
+        self._norm = None if self._last.norm is None else torch.tensor(self._last.norm)
+        self._agreement, self._before, self._step = None, None, Step(self._law.decision)
+
+
+def netsense_hook(state: NetSense, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The hook, as `register_comm_hook` takes it."""
+    return state.exchange(bucket)

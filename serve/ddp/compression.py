@@ -15,8 +15,7 @@ makes its buckets anew after the first step of a process, so a checkpoint holds 
 parameter name; between two steps they lie side by side, as in the buckets.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import torch
@@ -39,27 +38,15 @@ def blocks(numel: int, device: torch.device) -> Iterator[slice]:
         yield slice(start, min(numel, start + size))
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Positions in ascending order, (j,) of int64, and the values there, (j,)."""
-
-    places: torch.Tensor
-    values: torch.Tensor
-
-    def where(self, wanted: torch.Tensor) -> "Found":
-        """Those that are wanted: (j,) of bool, or positions among these."""
-        return Found(self.places[wanted], self.values[wanted])
-
-
-def largest(values: torch.Tensor, k: int, turn: int = 0) -> Found:
-    """Where the k largest of |`values`| (n,) are, and what they are: j <= k of them.
+def largest(values: torch.Tensor, k: int, turn: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the k largest of |`values`| (n,) are, ascending, and what they are: j <= k of them.
 
     Zeros are never among them, so j < k where fewer than k are left; it is also less in the rare
     case in which both thresholds were too high. `turn` moves the sample from call to call.
     """
     numel = values.numel()
     if numel <= SAMPLE:
-        return _choose(_above(values, 0.0), k)
+        return _choose(*_above(values, 0.0), k)
     # Evenly spread; an odd stride does not stay in one column.
     steps = torch.arange(SAMPLE, device=values.device) * ((numel // SAMPLE) | 1)
     sample = values[(steps + turn * _SHIFT) % numel].abs_()
@@ -68,12 +55,12 @@ def largest(values: torch.Tensor, k: int, turn: int = 0) -> Found:
         # The value above which a little more than k lie.
         wanted = min(SAMPLE, int(tail + margin * tail**0.5) + 1)
         found = _above(values, float(sample.kthvalue(SAMPLE - wanted + 1).values))
-        if found.places.numel() >= k:
+        if len(found[0]) >= k:
             break
-    return _choose(found, k)
+    return _choose(*found, k)
 
 
-def _above(values: torch.Tensor, threshold: float) -> Found:
+def _above(values: torch.Tensor, threshold: float) -> tuple[torch.Tensor, torch.Tensor]:
     """All of |values| at or above the threshold, and above 0."""
     places, chosen = [], []
     for block in blocks(values.numel(), values.device):
@@ -84,21 +71,21 @@ def _above(values: torch.Tensor, threshold: float) -> Found:
         # Here, while the block is in the cache.
         chosen.append(part[at])
         places.append(at.add_(block.start))
-    return Found(torch.cat(places), torch.cat(chosen))
+    return torch.cat(places), torch.cat(chosen)
 
 
-def _choose(found: Found, k: int) -> Found:
-    count = found.places.numel()
+def _choose(
+    places: torch.Tensor, values: torch.Tensor, k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    count = len(places)
     if count <= k:
-        return found
-    magnitudes = found.values.abs()
+        return places, values
+    magnitudes = values.abs()
     # Not by the positions of `topk`, which are in no order: slow to read and to add up.
-    bound = magnitudes.kthvalue(count - k + 1).values
-    chosen = found.where(magnitudes >= bound)
-    if chosen.places.numel() > k:
-        order = magnitudes.topk(k, sorted=False).indices.sort().values
-        chosen = found.where(order)
-    return chosen
+    wanted = magnitudes >= magnitudes.kthvalue(count - k + 1).values
+    if int(wanted.sum()) > k:
+        wanted = magnitudes.topk(k, sorted=False).indices.sort().values
+    return places[wanted], values[wanted]
 
 
 HALF_MAX: Final = 65504.0
@@ -106,6 +93,7 @@ HALF_MAX: Final = 65504.0
 PRUNE_EVERY: Final = 16
 #: ... and when the pruning rate moved by more than this.
 _RATE_BAND: Final = 0.05
+_WEIGHT_SAMPLE: Final = 1 << 14
 
 
 def compress(
@@ -138,16 +126,12 @@ def compress(
         for block in blocks(residual.numel(), residual.device):
             # Not `masked_fill_`, which takes four times as long.
             residual[block].mul_(kept[block])
-    found = largest(residual, count, turn)
-    places, values = found.places, found.values
-    if decision.quantised:
-        # What 16 bits cannot hold stays in the error feedback.
-        values = values.clamp(-HALF_MAX, HALF_MAX).half()
-    residual[places] = found.values - values.float()
-    short = count - places.numel()
-    if short:
-        places = torch.nn.functional.pad(places, (0, short))
-        values = torch.nn.functional.pad(values, (0, short))
+    places, found = largest(residual, count, turn)
+    # What 16 bits cannot hold stays in the error feedback.
+    values = found.clamp(-HALF_MAX, HALF_MAX).half() if decision.quantised else found
+    residual[places] = found - values.float()
+    short = (0, count - len(places))
+    places, values = (torch.nn.functional.pad(each, short) for each in (places, values))
     return _pack(places, values, decision)
 
 
@@ -200,41 +184,22 @@ class Pruning:
         return self._mask
 
 
-_WEIGHT_SAMPLE: Final = 1 << 14
-
-
 def _largest(weights: list[torch.Tensor], rate: float) -> torch.Tensor | None:
     """(n,) of bool: all but the share `rate` of weights that is nearest to zero."""
     wide = [weight for weight in weights if weight.dim() > 1]
     total = sum(weight.numel() for weight in wide)
     if not total:
         return None
-    sample = torch.cat(
-        [
-            weight.detach().flatten()[:: max(1, total // _WEIGHT_SAMPLE) | 1].abs().float()
-            for weight in wide
-        ]
-    )
-    bound = sample.kthvalue(max(1, int(rate * sample.numel()))).values
-    return torch.cat(
-        [
-            (weight.detach().abs() > bound).flatten()
-            if weight.dim() > 1
-            else torch.ones(weight.numel(), dtype=torch.bool, device=weight.device)
-            for weight in weights
-        ]
-    )
+    stride = max(1, total // _WEIGHT_SAMPLE) | 1
+    sample = torch.cat([w.detach().flatten()[::stride].abs().float() for w in wide])
+    bound = sample.kthvalue(max(1, int(rate * len(sample)))).values
+    # Of a parameter of one dimension all.
+    kept = [(w.detach().abs() > (bound if w.dim() > 1 else -1.0)).flatten() for w in weights]
+    return torch.cat(kept)
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A parameter in a bucket: its name and its number of values."""
-
-    name: str
-    numel: int
-
-
-Layout = tuple[Piece, ...]
+#: Names of a bucket's parameters, and the number of values of each.
+Layout = tuple[tuple[str, int], ...]
 
 
 class Residuals:
@@ -242,42 +207,40 @@ class Residuals:
 
     def __init__(self) -> None:
         self._flats: dict[Layout, torch.Tensor] = {}
+        #: By parameter: a view of a flat tensor, or what a checkpoint held.
         self._parts: dict[str, torch.Tensor] = {}
 
     def of(self, layout: Layout, device: torch.device) -> torch.Tensor:
         """What a bucket owes, (n,), to be changed in place; zeros at first."""
-        flat = self._flats.get(layout)
-        if flat is None:
-            self._split({piece.name for piece in layout})
-            flat = torch.zeros(
-                sum(piece.numel for piece in layout), dtype=torch.float32, device=device
-            )
-            for piece, view in zip(layout, _views(flat, layout), strict=True):
-                part = self._parts.pop(piece.name, None)
-                if part is not None:
-                    view.copy_(part.reshape(-1))
+        if layout not in self._flats:
+            # Other buckets that had a parameter of this one are no more.
+            names = dict(layout).keys()
+            self._flats = {of: flat for of, flat in self._flats.items() if not names & dict(of)}
+            sizes = [numel for _, numel in layout]
+            flat = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
+            for name, view in zip(names, torch.split(flat, sizes), strict=True):
+                if name in self._parts:
+                    view.copy_(self._parts[name].reshape(-1))
+                self._parts[name] = view
             self._flats[layout] = flat
-        return flat
+        return self._flats[layout]
 
     def take(self, layout: Layout, device: torch.device) -> torch.Tensor | None:
         """What a bucket owes, (n,), which is forgotten here; None where nothing was kept back.
 
         For an exchange of all values: adding zeros in each step would cost as much as the sum.
         """
-        names = {piece.name for piece in layout}
-        kept = {piece.name for each in self._flats for piece in each} | self._parts.keys()
-        if not names & kept:
+        if not self._parts.keys() & dict(layout):
             return None
         flat = self.of(layout, device)
         del self._flats[layout]
+        for name, _ in layout:
+            del self._parts[name]
         return flat
 
     def state(self) -> dict[str, torch.Tensor]:
         """Copies by parameter name, on the CPU."""
-        found = dict(self._parts)
-        for layout, flat in self._flats.items():
-            found |= {p.name: v for p, v in zip(layout, _views(flat, layout), strict=True)}
-        return {name: value.detach().cpu().clone() for name, value in found.items()}
+        return {name: value.detach().cpu().clone() for name, value in self._parts.items()}
 
     def restore(self, state: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> None:
         """Go on from `state`; raises UserError where it is not of a model with these `sizes`."""
@@ -290,13 +253,3 @@ class Residuals:
                 )
         self._flats.clear()
         self._parts = {name: value.float() for name, value in state.items()}
-
-    def _split(self, names: set[str]) -> None:
-        """Take buckets apart that share a parameter with a new one."""
-        for layout in [each for each in self._flats if names & {p.name for p in each}]:
-            views = _views(self._flats.pop(layout), layout)
-            self._parts |= {p.name: v for p, v in zip(layout, views, strict=True)}
-
-
-def _views(flat: torch.Tensor, layout: Sequence[Piece]) -> tuple[torch.Tensor, ...]:
-    return torch.split(flat, [piece.numel for piece in layout])

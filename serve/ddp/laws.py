@@ -4,20 +4,20 @@ A law is plain arithmetic on agreed numbers and on its own past, which is of agr
 ranks that begin alike decide alike, whatever their own clocks say.
 """
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from statistics import median
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal, get_args
 
 from dynamiccl.datasets.history import BTLBW_WINDOW, RTPROP_WINDOW, NetworkSense, Windowed
 from dynamiccl.errors import UnknownName, UserError
 
 Mode = Literal["model", "paper"]
 _PAPER_PRUNING: Final = 0.5
-MODES: Final[tuple[Mode, ...]] = ("model", "paper")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +77,8 @@ class Settings:
     rtprop_window: int = RTPROP_WINDOW
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise UnknownName("mode", self.mode, MODES)
+        if self.mode not in get_args(Mode):
+            raise UnknownName("mode", self.mode, get_args(Mode))
         for name in ("start_ratio", "min_ratio", "alpha", "bdp_share"):
             _check(name, getattr(self, name), 0.0, 1.0, above=True)
         _check("pruning", self.pruning_scale, 0.0, 1.0)
@@ -148,15 +148,10 @@ class Decision:
         each = min(HALF_BYTES, element_bytes) if self.method is Method.FP16 else element_bytes
         return 2.0 * (ranks - 1) / ranks * numel * each
 
-    def state(self) -> list[Any]:
-        """What a checkpoint holds."""
-        return [str(self.method), self.ratio, self.quantised]
-
     @classmethod
-    def restored(cls, state: list[Any]) -> "Decision":
-        """The decision again."""
-        method, ratio, quantised = state
-        return cls(Method(method), ratio, quantised)
+    def restored(cls, state: Mapping[str, Any]) -> "Decision":
+        """It again, of `plain`."""
+        return cls(**{**state, "method": Method(state["method"])})
 
 
 DENSE: Final = Decision(Method.DENSE, 1.0)
@@ -183,14 +178,16 @@ class Interval:
     #: L2 norm of the mean gradient.
     norm: float | None = None
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: plain numbers and words."""
-        return asdict(self) | {"decision": self.decision.state()}
-
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "Interval":
-        """The interval again."""
+        """It again, of `plain`."""
         return cls(**{**state, "decision": Decision.restored(state["decision"])})
+
+
+def plain(told: Interval | Decision) -> dict[str, Any]:
+    """It as a checkpoint holds it: numbers and words."""
+    found: dict[str, Any] = json.loads(json.dumps(asdict(told)))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +207,12 @@ class Gradient:
 class Law(ABC):
     """Decides the next step from the last agreed one."""
 
+    #: Attributes that a checkpoint holds beside the windows and the decision.
+    _kept: ClassVar[tuple[str, ...]] = ()
+
     def __init__(self, settings: Settings, gradient: Gradient) -> None:
         self.sense = NetworkSense(settings.btlbw_window, settings.rtprop_window)
+        self._windows = {"btlbw": self.sense.btlbw, "rtprop": self.sense.rtprop}
         ratio = settings.start_ratio
         self.decision = DENSE if ratio >= 1.0 else Decision(Method.SPARSE, ratio)
         self._set = settings
@@ -225,20 +226,25 @@ class Law(ABC):
         """All that `restore` needs: plain numbers, lists and words."""
         return {
             "ebb": self.sense.ebb_gbytes_per_s,
-            "btlbw": self.sense.btlbw.values,
-            "rtprop": self.sense.rtprop.values,
-            "decision": self.decision.state(),
+            "decision": plain(self.decision),
+            "windows": {name: window.values for name, window in self._windows.items()},
+            **{name: getattr(self, name) for name in self._kept},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from `state`."""
         self.sense.ebb_gbytes_per_s = state["ebb"]
-        self.sense.btlbw.values, self.sense.rtprop.values = state["btlbw"], state["rtprop"]
         self.decision = Decision.restored(state["decision"])
+        for name, values in state["windows"].items():
+            self._windows[name].values = values
+        for name in self._kept:
+            setattr(self, name, state[name])
 
 
 class PaperLaw(Law):
     """Algorithm 1 for the ratio, and step 1 of Algorithm 2 for 16-bit values."""
+
+    _kept = ("_ratio", "_starting")
 
     def __init__(self, settings: Settings, gradient: Gradient) -> None:
         super().__init__(settings, gradient)
@@ -272,15 +278,6 @@ class PaperLaw(Law):
             return Decision(Method.SPARSE, min(1.0, 2.0 * ratio), quantised=True)
         return Decision(Method.SPARSE, ratio)
 
-    def state(self) -> dict[str, Any]:
-        """See `Law`."""
-        return super().state() | {"ratio": self._ratio, "starting": self._starting}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """See `Law`."""
-        super().restore(state)
-        self._ratio, self._starting = state["ratio"], state["starting"]
-
 
 #: A measured time is at least so much above the latency: else B would have no bound.
 _LEAST_SHARE: Final = 0.1
@@ -298,9 +295,11 @@ class ModelLaw(Law):
     tried is thought to have `Settings.optimism`, so that it is tried where it may pay.
     """
 
+    _kept = ("_bytes_per_s", "_efficiency", "_arriving")
+
     def __init__(self, settings: Settings, gradient: Gradient) -> None:
         super().__init__(settings, gradient)
-        self._windows = {
+        self._windows |= {
             "latency_s": Windowed(min, settings.rtprop_window),
             # Of the present method.
             "own_bytes_per_s": Windowed(median, settings.bandwidth_window),
@@ -343,11 +342,12 @@ class ModelLaw(Law):
 
         Sparse is what others are compared with, and so is the first method of a job.
         """
-        own = self._value("own_bytes_per_s")
+        own, found = self._value("own_bytes_per_s"), self._efficiency
+        # Plain words, and a new dictionary: a checkpoint may hold this one.
         if method is Method.SPARSE or not self._bytes_per_s:
-            self._efficiency[method] = 1.0
+            self._efficiency = {**found, str(method): 1.0}
         elif self._arriving:
-            self._efficiency[method] = own / self._bytes_per_s
+            self._efficiency = {**found, str(method): own / self._bytes_per_s}
         self._bytes_per_s = own / self._efficiency.get(method, 1.0)
 
     def _add(self, name: str, value: float | None) -> None:
@@ -418,23 +418,6 @@ class ModelLaw(Law):
         room_s = max(0.0, self.budget_s(whole.method) - self._value("latency_s"))
         room = room_s * self._got(Method.SPARSE)
         return min(1.0, max(self._set.min_ratio, room / self._gradient.wire_bytes(whole)))
-
-    def state(self) -> dict[str, Any]:
-        """See `Law`."""
-        return super().state() | {
-            "windows": {name: window.values for name, window in self._windows.items()},
-            "bytes_per_s": self._bytes_per_s,
-            "arriving": self._arriving,
-            "efficiency": {str(name): value for name, value in self._efficiency.items()},
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """See `Law`."""
-        super().restore(state)
-        for name, values in state["windows"].items():
-            self._windows[name].values = values
-        self._bytes_per_s, self._efficiency = state["bytes_per_s"], dict(state["efficiency"])
-        self._arriving = state["arriving"]
 
 
 def make_law(settings: Settings, gradient: Gradient) -> Law:

@@ -14,7 +14,7 @@ inline std::string text_of(const char* variable) {
   return text != nullptr ? text : "";
 }
 
-/// Of an artifact's plugin.index (serve/plugin_index.py), and its first line.
+/// Of an artifact's plugin.index (serve/artifact.py), and its first line.
 inline constexpr std::size_t kMostIndexBytes = 65'536;
 inline constexpr const char* kIndexVersion = "dynamiccl-index\t1\n";
 

@@ -220,14 +220,9 @@ class State(StrEnum):
 
 
 class Task(ABC):
-    """The search of one task key.
+    """The search of one task key."""
 
-    Attributes:
-        incumbent: the action to settle on now.
-        proposal: the action that the next call should run.
-        state: where the search is.
-    """
-
+    #: The action to settle on now, the one that the next call should run, and where the search is.
     incumbent: int
     proposal: int
     state: State

@@ -26,7 +26,7 @@ def test_export_describes_the_artifact(artifact: Path, policy: Path, shell: Shel
 
 
 def test_table_says_what_the_policy_decides(artifact: Path, shell: Shell) -> None:
-    table = ("dynamiccl-deploy", "table", artifact, "--ranks", 8, "--nodes", 1)
+    table = ("dynamiccl-deploy", "table", artifact, "--group", "1x8")
     decisions = shell(*table).json["decisions"]
     at = {row["size_bytes"]: row["config"] for row in decisions["AllReduce"]}
     # The catalogue is ABSTAIN, Tree/LL, Ring/LL: the policy takes the last one.
@@ -51,7 +51,7 @@ def test_table_says_what_the_policy_decides(artifact: Path, shell: Shell) -> Non
 )
 @pytest.mark.parametrize(
     "arguments",
-    [("install", "--to", "o"), ("table", "--ranks", 8, "--nodes", 1), ("bind",)],
+    [("install", "--to", "o"), ("table", "--group", "1x8"), ("bind",)],
     ids=str,
 )
 def test_artifact_with_a_damaged_file_is_exit_3(

@@ -31,16 +31,17 @@ def record(folder: Path, *rows: dict[str, object]) -> Path:
     return folder
 
 
-def test_it_says_by_what_evidence_and_how_it_is_turned_off(gated: Path, shell: Shell) -> None:
+def test_it_says_by_what_evidence_and_how_it_is_turned_off(
+    gated: Path, artifact: Path, shell: Shell
+) -> None:
     told = shell(DEPLOY, "explain", gated).out
     assert "gated; acts on no machine yet (dynamiccl-deploy bind); on one, in 2 of " in told
     assert "evidence: gate.json" in told
     assert f"touch {gated}/kill" in told
     assert "DYNAMICCL_DISABLE=1" in told
-
-
-def test_what_no_gate_judged_has_no_evidence(artifact: Path, shell: Shell) -> None:
     assert "evidence: none" in shell(DEPLOY, "explain", artifact).out
+    (gated / "gate.json").write_text(json.dumps({"cells": [{}]}))
+    assert "gate.json" in refused(shell(DEPLOY, "explain", gated), 3)
 
 
 def test_a_jobs_own_calls_are_told_apart(gated: Path, shell: Shell, tmp_path: Path) -> None:
@@ -65,30 +66,17 @@ def test_a_jobs_own_calls_are_told_apart(gated: Path, shell: Shell, tmp_path: Pa
     told = shell(DEPLOY, "explain", gated, "--calls", data).out
     assert "worst case: AllReduce of 1048576 bytes, +" in told
     assert "of 45 calls it would decide 30" in told
-
-
-def test_of_calls_that_took_no_time_no_share_is_saved(
-    gated: Path, shell: Shell, tmp_path: Path
-) -> None:
-    data = record(tmp_path / "job", call(0, 0.0, decided=False, table=0))
+    # Of calls that took no time no share is saved.
+    data = record(tmp_path / "none", call(0, 0.0, decided=False, table=0))
     found = shell(DEPLOY, "explain", gated, "--calls", data, "--json").json["outlook"]
     assert (found["calls_changed"], found["saved"]) == (1, None)
-
-
-def test_files_of_the_plugin_are_to_be_imported_first(
-    gated: Path, shell: Shell, tmp_path: Path
-) -> None:
+    # Files of the plugin are to be imported first.
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "a.dcc").touch()
     line = refused(shell(DEPLOY, "explain", gated, "--calls", "raw"), 2)
     assert "dynamiccl-collect import raw" in line
     (tmp_path / "empty").mkdir()
     assert "mode observe" in refused(shell(DEPLOY, "explain", gated, "--calls", "empty"), 2)
-
-
-def test_a_gate_file_that_is_none_is_told(gated: Path, shell: Shell) -> None:
-    (gated / "gate.json").write_text(json.dumps({"cells": [{}]}))
-    assert "gate.json" in refused(shell(DEPLOY, "explain", gated), 3)
 
 
 def test_rows_of_a_gate_carry_their_interval(policy: Path) -> None:
@@ -99,15 +87,17 @@ def test_rows_of_a_gate_carry_their_interval(policy: Path) -> None:
     assert cell.low < 0.3 < cell.high
 
 
-def test_calls_of_a_trace_are_looked_at_with_the_nodes_that_are_given(
+def test_calls_of_a_trace_are_placed_as_for_tables(
     gated: Path, shell: Shell, tmp_path: Path
 ) -> None:
+    """Eight unnamed ranks lie on one node, where that alone was measured."""
     rows = (traced(i) for i in range(20))
     others = (traced(i, collective="SendRecv", asks_tuner=False) for i in range(4))
     data = record(tmp_path / "job", *rows, *others)
-    assert "give --nodes" in refused(shell(DEPLOY, "explain", gated, "--calls", data), 3)
-    done = shell(DEPLOY, "explain", gated, "--calls", data, "--nodes", "1", "--json")
-    assert (done.json["outlook"]["calls"], done.json["outlook"]["calls_changed"]) == (20, 20)
-    assert done.json["calls_left_out"] == 4
-    told = shell(DEPLOY, "explain", gated, "--calls", data, "--nodes", "1")
-    assert "4 calls are left out: NCCL asks no tuner" in told.err
+    explain = (DEPLOY, "explain", gated, "--calls", data)
+    done = shell(*explain, "--json").json
+    assert (done["outlook"]["calls"], done["outlook"]["calls_changed"]) == (20, 20)
+    assert done["calls_left_out"] == 4
+    told = shell(*explain).err
+    assert "4 calls are left out: NCCL asks no tuner" in told
+    assert "ranks of 20 calls lie the traces do not say: taken to be up to 8 a node" in told

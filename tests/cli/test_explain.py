@@ -22,7 +22,7 @@ def test_it_says_what_the_table_says(gated_dir: Path, shell: Shell, tmp_path: Pa
         "no machine"
         not in shell("dynamiccl-evaluate", "explain", artifact, *ASK, "--size", "4M").out
     )
-    table = ("dynamiccl-deploy", "table", tmp_path / "artifact", "--ranks", 32, "--nodes", 4)
+    table = ("dynamiccl-deploy", "table", tmp_path / "artifact", "--group", "4x8")
     rows = shell(*table).json["decisions"]["AllReduce"]
     said = set()
     for row in rows[::5]:

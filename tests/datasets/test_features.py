@@ -21,9 +21,9 @@ from dynamiccl.datasets.history import (
     WINDOW_LENGTH,
     Call,
     Float32Array,
-    history_arrays,
 )
 from dynamiccl.nccl import Algorithm, Protocol
+from tests.calls import history_arrays
 from tests.rows import default, frame
 
 PROFILES = ("default", "tuned")

@@ -21,8 +21,8 @@ from dynamiccl.datasets.history import (
     positions,
 )
 from dynamiccl.datasets.steps import Steps
+from dynamiccl.serve.brain import CALL_COLUMNS
 from dynamiccl.serve.brain_module import traced_features
-from dynamiccl.serve.torchscript import CALL_COLUMNS
 from tests.datasets.test_features import call, history
 from tests.steps import make_steps
 

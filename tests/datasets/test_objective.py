@@ -30,8 +30,7 @@ from tests.calls import calls_frame, traced
 from tests.evaluate.jobs import sweep
 from tests.policies import hand_made_manifest
 from tests.rows import MIB, default, forced, frame
-from tests.simulator.iterations import iteration_us
-from tests.simulator.test_contention import parts
+from tests.simulator.test_contention import iteration_us, parts
 
 NAN = float("nan")
 #: NCCL's own choice, one with as many channels, fewer, fewer and slower, and more.
@@ -166,6 +165,9 @@ def test_tables_and_the_jobs_answer_place_a_trace_alike() -> None:
     told = job_of(calls, None, 8)
     assert told.kinds["num_nodes"].to_list() == [1, 8, 1, 1]
     assert "ranks of 4 calls" in note
+    assert note.endswith(
+        "about 1, whose shape may be one of several: import with --nodes and --ranks"
+    )
     assert told.lacks["nodes"] == 4
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from dynamiccl.datasets.features import CONTEXT_COLUMN, HISTORY_SLICE
-from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, Call, history_arrays
+from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, Call
 from dynamiccl.datasets.steps import Steps
 from dynamiccl.nccl import Algorithm, Protocol
+from tests.calls import history_arrays
 from tests.steps import make_steps
 
 

@@ -40,9 +40,9 @@ LINES: Final[tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...]] = (
     ("evaluate explain gated --collective AllReduce --size 4M ON", (), ("system", "first_byte")),
     ("evaluate simulate --policy POLICY --out simulate --calls 300 --seeds 1", (), ()),
     ("deploy export gated --out artifact", (), ("recipe", "machines")),
-    ("deploy table artifact ON", (), ("system", "num_nodes", "num_ranks")),
-    ("deploy explain artifact --calls seen ON", (), ("calls",)),
-    ("deploy bind artifact --fingerprint MACHINE PLUGIN", (), ("system", "fingerprint", "before")),
+    ("deploy table artifact --group 4x8", (), ("system", "num_nodes", "num_ranks")),
+    ("deploy explain artifact --calls seen", (), ("calls",)),
+    ("deploy bind artifact --fingerprint MACHINE", (), ()),
     ("deploy install artifact --to there PLUGIN", (), ("key_kept", "killed")),
     ("deploy install artifact --to there PLUGIN", (), ("key_kept", "killed")),
     ("deploy doctor artifact PLUGIN", (4,), ()),
@@ -71,7 +71,7 @@ def _make(folder: Path) -> Any:
     for line, codes, kept in LINES:
         program, *typed = line.split()
         asked = [there for word in typed for there in words.get(word, [_place(word)])]
-        json = () if typed[0] == "table" else ("--json",)
+        json = () if typed[0] in {"bind", "table"} else ("--json",)
         code, said = dynamiccl(program, *asked, *json, directory=folder)
         assert code in {0, *codes}, f"{line}: exit code {code}"
         if typed[0] == "fit":

@@ -22,8 +22,8 @@ import pytest
 from dynamiccl.datasets import store
 from dynamiccl.doctor import Machine
 from dynamiccl.nccl import Config
+from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.build import own_fingerprint
-from dynamiccl.serve.plugin_index import PluginIndex
 from tests.cluster.slurm import free_ports
 from tests.serve.abi import prepared_environment, write_bare_artifact
 from tests.serve.jobs.watching import records_of

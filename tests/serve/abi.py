@@ -31,7 +31,7 @@ from dynamiccl.datasets.manifest import INDEX_NAME
 from dynamiccl.datasets.store import file_sha256
 from dynamiccl.errors import PluginError
 from dynamiccl.nccl import TUNER_ABI_SINCE, Collective
-from dynamiccl.serve.plugin_index import PluginIndex
+from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
 from tests.serve.answers import Answer, CostTable, answer_of
 

@@ -3,16 +3,17 @@
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import nn
 
+from dynamiccl.datasets.history import WINDOW_LENGTH, Call
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import table_supports
 from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.serve.artifact import Artifact
+from dynamiccl.serve.artifact import Artifact, PluginIndex
+from dynamiccl.serve.brain import BrainConfig, KeyCalls
 from dynamiccl.serve.export import export_artifact
-from dynamiccl.serve.plugin_index import PluginIndex
-from dynamiccl.serve.torchscript import BrainConfig, KeyCalls
 from dynamiccl.sizes import size_bin
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame
@@ -101,6 +102,27 @@ def make_artifact(parent: Path, policy: nn.Module | None = None) -> Artifact:
     return export_artifact(folder, parent / "artifact")
 
 
+def random_windows(random: np.random.Generator, count: int) -> list[list[Call]]:
+    """Windows of 0 to WINDOW_LENGTH calls with every kind of knowledge missing now and then."""
+    return [
+        [_random_call(random) for _ in range(random.integers(WINDOW_LENGTH + 1))]
+        for _ in range(count)
+    ]
+
+
+def _random_call(random: np.random.Generator) -> Call:
+    known = random.random(5) < 0.8
+    return Call(
+        size_bytes=int(np.exp2(random.uniform(3, 34))),
+        time_us=float(np.exp2(random.uniform(0, 20))),
+        algorithm=Algorithm(int(random.integers(len(Algorithm)))) if known[0] else None,
+        protocol=Protocol(int(random.integers(len(Protocol)))) if known[1] else None,
+        num_channels=int(random.integers(1, 65)) if known[2] else None,
+        interference=float(random.uniform(0, 3)) if known[3] else None,
+        skew_us=float(np.exp2(random.uniform(-3, 14))) if known[4] else None,
+    )
+
+
 def seal(directory: Path) -> None:
     """Update manifest and index to the files of an artifact."""
     manifest = Manifest.read_unchecked(directory).write(directory)
@@ -109,8 +131,6 @@ def seal(directory: Path) -> None:
 
 def task(size_bytes: int, *us: float, collective: Collective = Collective.AllReduce) -> KeyCalls:
     """A task key that has had calls of Ring/Simple on 8 channels with these times."""
-    from dynamiccl.datasets.history import Call
-
     calls = [
         Call(size_bytes, time_us, Algorithm.Ring, Protocol.Simple, 8, None, None) for time_us in us
     ]

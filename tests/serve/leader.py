@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from dynamiccl.datasets.history import UNKNOWN, Call
+from dynamiccl.serve.brain import BrainConfig, History, KeyCalls
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.serve.torchscript import BrainConfig, History, KeyCalls
 
 NOTHING = History((), None)
 

@@ -17,9 +17,9 @@ import pytest
 
 from dynamiccl.doctor import Machine
 from dynamiccl.serve.ab import Launch, conclude, environment_of, is_worse, step_of
+from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.build import ask_probe
 from dynamiccl.serve.install import install
-from dynamiccl.serve.plugin_index import PluginIndex
 from tests.cli.conftest import Done, Shell
 
 #: Prints steps; the arguments are the time with our tuner and without, and what it does with it.

@@ -11,9 +11,9 @@ from dynamiccl.datasets.store import file_sha256
 from dynamiccl.doctor import ASK_VERSION, Check, CheckStatus, Machine, ProgramResult
 from dynamiccl.errors import MachineError, PluginError
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME
+from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.build import ask_probe
 from dynamiccl.serve.doctor import check_for_job
-from dynamiccl.serve.plugin_index import PluginIndex
 from tests.cli.conftest import Shell
 from tests.recorded import HEALTHY, Recorded, by_name
 

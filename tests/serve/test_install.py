@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.libraries import JOB_NAMES, TUNER_NAME, VENDOR_NAME
+from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.build import BRAIN_NAME
 from dynamiccl.serve.export import verify_artifact
 from dynamiccl.serve.install import install
-from dynamiccl.serve.plugin_index import PluginIndex
 from tests.cli.conftest import Done, Shell, refused
 from tests.cli.in_process import run
 

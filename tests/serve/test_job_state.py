@@ -9,17 +9,25 @@ import pytest
 import torch
 
 from dynamiccl.datasets.features import HISTORY_SLICE, Observations
-from dynamiccl.datasets.history import WINDOW_LENGTH, Call, history_arrays
+from dynamiccl.datasets.history import WINDOW_LENGTH, Call
 from dynamiccl.datasets.questions import cold_questions, table_supports
 from dynamiccl.nccl import Collective
 from dynamiccl.schedule import config_columns
 from dynamiccl.serve.artifact import Artifact
+from dynamiccl.serve.brain import KeyCalls, ScriptedBrain
 from dynamiccl.serve.build import BRAIN_NAME
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.serve.torchscript import KeyCalls, ScriptedBrain, random_windows
 from dynamiccl.train.networks import Imitator, PlainHead, StatefulTrunk, Trunk
 from dynamiccl.train.policy import State, StatefulPolicyModule, TorchPolicy
-from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, make_artifact, make_manifest
+from tests.calls import history_arrays
+from tests.serve.brains import (
+    CONFIG,
+    FIRST_BIN,
+    NUM_BINS,
+    make_artifact,
+    make_manifest,
+    random_windows,
+)
 from tests.serve.leader import Leader
 
 UNITS = 8

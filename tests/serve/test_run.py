@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME, VENDOR_NAME
+from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.export import verify_artifact
 from dynamiccl.serve.install import install
-from dynamiccl.serve.plugin_index import PluginIndex
 
 #: The strictest comes first; what all of them do is tested once.
 SHELLS = [found for found in map(shutil.which, ("dash", "bash")) if found]

@@ -13,16 +13,15 @@ import pytest
 
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.serve.artifact import Artifact
-from dynamiccl.serve.build import BRAIN_NAME, find_torch
-from dynamiccl.serve.table import DecisionTable
-from dynamiccl.serve.torchscript import (
+from dynamiccl.serve.brain import (
     BrainConfig,
     History,
     KeyCalls,
     ScriptedBrain,
-    random_windows,
 )
-from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, task
+from dynamiccl.serve.build import BRAIN_NAME, find_torch
+from dynamiccl.serve.table import DecisionTable
+from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, random_windows, task
 from tests.serve.leader import Leader, question_of
 
 

@@ -17,11 +17,10 @@ from dynamiccl.errors import CorruptFile
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.serve import brain_module as watcher
 from dynamiccl.serve.artifact import Artifact
-from dynamiccl.serve.brain import POLICIES
+from dynamiccl.serve.brain import POLICIES, History, KeyCalls, ScriptedBrain
 from dynamiccl.serve.brain_module import write_brain
 from dynamiccl.serve.build import BRAIN_NAME
 from dynamiccl.serve.export import export_artifact
-from dynamiccl.serve.torchscript import History, KeyCalls, ScriptedBrain
 from dynamiccl.train.policy import save_script
 from dynamiccl.train.trigger import HALF_LIFE, Detector, TriggerModule
 from tests.serve.brains import CONFIG, FIRST_BIN

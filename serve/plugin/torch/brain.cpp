@@ -134,7 +134,7 @@ class Brain {
       if (task.facts.empty() || column < 0 || column >= header_.num_bins) continue;
       rows.push_back(task.collective * header_.num_bins + column);
       timed.push_back(task.num_timed);
-      // Right-aligned, as history_arrays has them.
+      // Right-aligned, as raw_calls of serve/brain.py has them.
       windows.resize(windows.size() + kNumColumns * (kWindow - task.facts.size() / kFacts));
       for (auto of = task.facts.begin(); of != task.facts.end(); of += kFacts) {
         windows.insert(windows.end(), {1.0, of[0], of[1], of[2], of[3], of[4], kUnknown, of[5]});

@@ -15,9 +15,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dynamiccl.errors import UserError
-from dynamiccl.serve.ddp import NetSense, Settings, netsense_hook
-from dynamiccl.serve.ddp.compression import Piece, Residuals
-from dynamiccl.serve.ddp.hook import HostClock
+from dynamiccl.serve.ddp import HostClock, NetSense, Settings, netsense_hook
+from dynamiccl.serve.ddp.compression import Residuals
 from dynamiccl.serve.ddp.laws import Mode
 from tests.serve.ddp.ranks import gradients, run_ranks, small_model, step_of, weights
 
@@ -28,7 +27,7 @@ SPARSE = Settings(start_ratio=0.1, pruning=0.2)
 
 
 CPU = torch.device("cpu")
-A, B, C = Piece("a", 2), Piece("b", 3), Piece("c", 1)
+A, B, C = ("a", 2), ("b", 3), ("c", 1)
 
 
 PAGE: Final = Path(__file__).resolve().parents[3] / "docs" / "ddp-hook.md"
@@ -50,27 +49,25 @@ def with_hook(
     return state
 
 
-def compare_with_ddp(rank: int, cap_mb: float) -> tuple[bool, float]:
-    plain, ours = small_model(bucket_cap_mb=cap_mb), small_model(bucket_cap_mb=cap_mb)
-    state = with_hook(ours, DENSE)
-    train(plain, rank, range(5))
-    train(ours, rank, range(5))
-    return torch.equal(weights(plain), weights(ours)), state.stats()["wire_ratio"]
+def compare_with_ddp(rank: int, _argument: object) -> list[tuple[bool, float]]:
+    found = []
+    for cap_mb in (25.0, 0.001):  # one bucket, and several
+        plain, ours = small_model(bucket_cap_mb=cap_mb), small_model(bucket_cap_mb=cap_mb)
+        state = with_hook(ours, DENSE)
+        train(plain, rank, range(5))
+        train(ours, rank, range(5))
+        same = torch.equal(weights(plain), weights(ours))
+        found.append((same, state.stats()["wire_ratio"]))
+    return found
 
 
-# Three ranks: a third is not a power of two, and multiplying by it is not dividing.
-@pytest.mark.parametrize("cap_mb", [25.0, 0.001], ids=["one bucket", "several"])
-def test_at_ratio_one_the_weights_are_those_of_ddp_bit_for_bit(
-    tmp_path: Path, cap_mb: float
-) -> None:
-    assert run_ranks(compare_with_ddp, 3, tmp_path, cap_mb) == [(True, 1.0)] * 3
+def test_at_ratio_one_the_weights_are_those_of_ddp_bit_for_bit(tmp_path: Path) -> None:
+    """Three ranks: a third is not a power of two, and multiplying by it is not dividing."""
+    assert run_ranks(compare_with_ddp, 3, tmp_path) == [[(True, 1.0)] * 2] * 3
 
 
 def disagreeing_clocks(rank: int, plan: tuple[Mode, int]) -> tuple[list[Any], torch.Tensor]:
-    """Each rank's clock has its own rate, offset and jitter, and each rank its own delays.
-
-    How far the jitter goes changes every 20 steps, and with it the least and largest of four.
-    """
+    """Each rank's clock has its own rate, offset and jitter, which changes every 20 steps."""
     luck, now, step = random.Random(rank), 1000.0 * rank, 0
 
     def clock() -> float:
@@ -249,24 +246,11 @@ def test_a_killed_job_goes_on_from_its_checkpoint_as_if_nothing_had_happened(
     assert not torch.equal(other[0], whole[0])
 
 
-def other_settings(rank: int, _argument: object) -> str:
+def with_measured_times(rank: int, _argument: object) -> dict[str, Any]:
     model = small_model()
     with_hook(model, replace(SPARSE, min_ratio=0.01 if rank else 0.02))
-    try:
+    with pytest.raises((RuntimeError, UserError)) as differ:
         step_of(model, rank, 0)
-    except (RuntimeError, UserError) as error:
-        return str(error)
-    return ""
-
-
-def test_ranks_with_different_settings_are_told_so_before_anything_else_is_sent(
-    tmp_path: Path,
-) -> None:
-    for said in run_ranks(other_settings, 2, tmp_path):
-        assert "every rank must have the same Settings" in said
-
-
-def with_measured_times(rank: int, _argument: object) -> dict[str, Any]:
     reported: list[tuple[int, dict[str, float]]] = []
     model = small_model()
     state = NetSense(model, report=lambda stats, step: reported.append((step, stats)))
@@ -280,10 +264,11 @@ def with_measured_times(rank: int, _argument: object) -> dict[str, Any]:
             state.load_state_dict(saved | changed)
         except UserError as error:
             refused.append(str(error))
-    return {"reported": reported, "refused": refused, "last": state.stats()}
+    said = str(differ.value)
+    return {"reported": reported, "refused": refused, "last": state.stats(), "differ": said}
 
 
-def test_stats_are_reported_after_each_step_and_a_strange_checkpoint_is_refused(
+def test_stats_are_reported_and_other_settings_or_a_strange_checkpoint_are_refused(
     tmp_path: Path,
 ) -> None:
     found = run_ranks(with_measured_times, 2, tmp_path)
@@ -297,6 +282,7 @@ def test_stats_are_reported_after_each_step_and_a_strange_checkpoint_is_refused(
         )
         assert "this process has" in each["refused"][0]
         assert "saved with other settings" in each["refused"][1]
+        assert "every rank must have the same Settings" in each["differ"]
     # What was agreed is the same on both; what a rank measured itself is its own.
     agreed = [{k: v for k, v in each["last"].items() if not k.startswith("own_")} for each in found]
     assert agreed[0] == agreed[1]
@@ -307,40 +293,30 @@ def test_a_bare_model_is_refused() -> None:
         NetSense(nn.Linear(2, 2))  # type: ignore[arg-type]
 
 
-def filled() -> Residuals:
-    residuals = Residuals()
-    residuals.of((A, B), CPU).copy_(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]))
-    residuals.of((C,), CPU).fill_(6.0)
-    return residuals
+def test_error_feedback_follows_its_parameters_into_new_buckets_and_checkpoints() -> None:
+    def filled() -> Residuals:
+        residuals = Residuals()
+        residuals.of((A, B), CPU).copy_(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]))
+        residuals.of((C,), CPU).fill_(6.0)
+        return residuals
 
-
-def test_error_feedback_follows_its_parameters_into_new_buckets() -> None:
-    residuals = filled()
-    assert residuals.of((C, B), CPU).tolist() == [6.0, 3.0, 4.0, 5.0]
-    assert residuals.of((A,), CPU).tolist() == [1.0, 2.0]
-
-
-def test_a_checkpoint_may_be_loaded_into_other_buckets() -> None:
-    again = Residuals()
+    moved, again = filled(), Residuals()
+    assert moved.of((C, B), CPU).tolist() == [6.0, 3.0, 4.0, 5.0]
+    assert moved.of((A,), CPU).tolist() == [1.0, 2.0]
     again.restore(filled().state(), {"a": 2, "b": 3, "c": 1})
     assert again.of((B, A, C), CPU).tolist() == [3.0, 4.0, 5.0, 1.0, 2.0, 6.0]
-
-
-def test_a_checkpoint_of_another_model_is_refused() -> None:
     with pytest.raises(UserError, match="parameter 'b' has 3 values, the model's has 7"):
         Residuals().restore(filled().state(), {"a": 2, "b": 7, "c": 1})
-
-
-def test_what_is_taken_is_owed_no_more() -> None:
-    residuals = filled()
-    assert set(residuals.state()) == {"a", "b", "c"}
-    before = residuals.state()["a"]
-    taken = residuals.take((A,), CPU)
-    assert taken is not None
-    assert torch.equal(taken, before)
-    assert residuals.take((A,), CPU) is None
-    assert set(residuals.state()) == {"b", "c"}  # of other buckets nothing is lost
-    assert Residuals().take((A,), CPU) is None
+    # What is taken is owed no more, and of other buckets nothing is lost.
+    taken = filled()
+    found = taken.take((A,), CPU)
+    assert found is not None
+    assert found.tolist() == [1.0, 2.0]
+    assert taken.take((A,), CPU) is Residuals().take((A,), CPU) is None
+    assert {name: kept.tolist() for name, kept in taken.state().items()} == {
+        "b": [3.0, 4.0, 5.0],
+        "c": [6.0],
+    }
 
 
 def blocks() -> list[str]:

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 import pytest
 
 from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
-from dynamiccl.serve.artifact import Artifact
-from dynamiccl.serve.plugin_index import PluginIndex
+from dynamiccl.serve.artifact import Artifact, PluginIndex
 from tests.serve.jobs.arbiter import Arbiter
 from tests.serve.jobs.disturbing import OFTEN, arbiter_of, assert_no_report
 from tests.serve.jobs.play import Played, clean_environment, play

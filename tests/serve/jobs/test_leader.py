@@ -14,7 +14,7 @@ import pytest
 
 from dynamiccl.collect.calls import FLAG_PROBE
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
-from dynamiccl.serve.plugin_index import PluginIndex
+from dynamiccl.serve.artifact import PluginIndex
 from tests.serve.brains import FIRST_BIN, NUM_BINS, HintPolicy, make_artifact
 from tests.serve.jobs.conftest import Adaptive
 from tests.serve.jobs.disturbing import arbiter_of

@@ -9,9 +9,8 @@ from typing import Final
 
 from dynamiccl.nccl import Algorithm, Config, Protocol
 from dynamiccl.serve.artifact import Artifact, open_artifact
-from dynamiccl.serve.brain import POLICIES, Brain, answers
+from dynamiccl.serve.brain import POLICIES, Brain, BrainConfig, History, answers
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.serve.torchscript import BrainConfig, History
 from tests.serve.tables import uniform
 
 #: As long as it may be in /bin/sh: the number of a question, and fields beside it.

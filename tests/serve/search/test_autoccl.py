@@ -52,7 +52,7 @@ def test_states_follow_the_search() -> None:
     assert seen[seen.index(State.CONVERGED) :] == [State.CONVERGED] * seen.count(State.CONVERGED)
 
 
-def test_time_of_another_action_is_no_answer() -> None:
+def test_time_of_another_action_is_no_answer_and_keys_are_searched_apart() -> None:
     tuner = AutoCcl(lambda _: SPACE)
     drive(tuner, TIMES, 2)
     wanted = tuner.ask(KEY)
@@ -61,10 +61,6 @@ def test_time_of_another_action_is_no_answer() -> None:
         assert tuner.ask(KEY) == wanted
     tuner.tell(KEY, float(TIMES[wanted]), wanted)
     assert tuner.ask(KEY) != wanted
-
-
-def test_keys_are_searched_apart() -> None:
-    tuner = AutoCcl(lambda _: SPACE)
     ran: dict[str, list[int]] = {"a": [], "b": []}
     for key in ["a", "b", "b"] * 30:
         ran[key].append(tuner.ask(key))
@@ -99,12 +95,6 @@ def test_cells_are_subspaces_and_transports_too_and_threads_an_axis_of_their_own
     assert [threads.step(1, 1, 1), threads.step(1, 0, 1)] == [3, None]
 
 
-def test_a_knob_that_is_left_to_nccl_is_its_largest() -> None:
-    space = SearchSpace([DEFAULT, *ring(None, 1, 16, 4)])
-    assert [space.step(1, 0, -1), space.step(3, 0, 1)] == [3, 1]
-    assert space.step(1, 0, 1) is None
-
-
 def test_a_step_passes_over_holes_and_stops_at_the_end() -> None:
     configs = [(1, 10), (2, 10), (4, 10), (1, 20), (4, 20)]
     space = SearchSpace([DEFAULT, *(Choice(Config(*RING, n, c)) for n, c in configs)])
@@ -113,6 +103,11 @@ def test_a_step_passes_over_holes_and_stops_at_the_end() -> None:
     assert space.step(2, 2, 1) is None
     assert sorted(space.neighbours(1)) == [2, 4]
     assert space.neighbours(space.default) == []
+    # A knob that is left to NCCL is its largest; what may not be played keeps its index.
+    space = SearchSpace([DEFAULT, *ring(None, 1, 16, 4)])
+    assert [space.step(1, 0, by) for by in (-1, 1)] + [space.step(3, 0, 1)] == [3, None, 1]
+    space = SearchSpace([DEFAULT, *ring(1, 2, 4)], playable=[1, 3])
+    assert (space.actions, space.subspaces, space.step(1, 0, 1)) == ((0, 1, 3), ((1, 3),), 3)
 
 
 def test_a_descent_starts_at_what_ncclss_own_choice_runs() -> None:
@@ -124,13 +119,6 @@ def test_a_descent_starts_at_what_ncclss_own_choice_runs() -> None:
     unknown = SearchSpace([DEFAULT, *ring(1, None, 4)])
     assert unknown.start(0) == 2
     assert unknown.default_subspace() is None
-
-
-def test_what_may_not_be_played_is_left_out_and_keeps_its_index() -> None:
-    space = SearchSpace([DEFAULT, *ring(1, 2, 4)], playable=[1, 3])
-    assert space.actions == (0, 1, 3)
-    assert space.step(1, 0, 1) == 3
-    assert space.subspaces == ((1, 3),)
 
 
 def test_spaces_that_cannot_be_searched_and_times_that_cannot_be_are_refused() -> None:

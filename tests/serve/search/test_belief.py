@@ -56,17 +56,12 @@ def test_a_probe_says_more_of_a_neighbour_than_of_another_subspace() -> None:
     assert found.mean[ONE] < found.mean[NEIGHBOUR] < found.mean[ELSEWHERE] < 0.0
     assert found.mean[SPACE.default] == 0.0
     assert spread_of(found, NEIGHBOUR) < spread_of(found, ELSEWHERE)
-
-
-def test_a_comparison_with_another_incumbent_says_nothing_of_the_level() -> None:
-    found = belief()
-    found.observe(ONE, ELSEWHERE, -0.2, 0.0001)
-    assert found.mean[ONE] < 0.0 < found.mean[ELSEWHERE]
-    gain = found.gain_over(ELSEWHERE, np.array([ONE]))[0, 0]
-    assert gain == pytest.approx(0.2, rel=0.01)
-
-
-def test_what_lies_far_out_counts_less() -> None:
+    # A comparison with another incumbent says nothing of the level.
+    apart = belief()
+    apart.observe(ONE, ELSEWHERE, -0.2, 0.0001)
+    assert apart.mean[ONE] < 0.0 < apart.mean[ELSEWHERE]
+    assert apart.gain_over(ELSEWHERE, np.array([ONE]))[0, 0] == pytest.approx(0.2, rel=0.01)
+    # What lies far out counts less.
     near, far = belief(), belief()
     near.observe(ONE, SPACE.default, 0.2, 0.01)
     far.observe(ONE, SPACE.default, 5.0, 0.01)
