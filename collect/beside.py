@@ -2,26 +2,20 @@
 
     python -m dynamiccl.collect.beside all_reduce_perf --edge 4096 --meet DIR/meet -b 4096 -e 65536
 
-A sweep starts it in place of nccl-tests where interference is `matmul`. It makes as many calls in
-the same order as nccl-tests 2.19.6 (`src/common.cu`: a warm-up of every doubling; then of each
-block two halves of one call that is waited for, `-n` timed and `-c` checked ones), so that plans
-are played and read back as ever. Options that a sweep does not give are refused.
-
-It is one process, since products of another one get slices of time and not SMs. Ranks meet in the
-file `--meet`; they are torch.distributed's, on NCCL (with `--cpu` on gloo, and the products on the
-CPU: to try it). Nothing but the calls goes over NCCL. The matrices are squares of `--edge` of
-normal numbers, since zeros draw less power, in bfloat16 (on a CPU float); products follow each
-other without a pause, in a thread and on a stream of their own; `--persistent` takes our kernel in
-place of cuBLAS's (persistent.py; on a CPU with TRITON_INTERPRET=1). A half of a block is
+It stands in for nccl-tests where interference is `matmul`, with the calls of 2.19.6 in their order
+(`src/common.cu`), so that plans are played and read back as ever. It is one process, since products
+of another get slices of time and not SMs. Ranks meet in the file `--meet`; nothing but the calls
+goes over NCCL (`--cpu`, to try it: gloo). Matrices are squares of `--edge` of normal numbers, since
+zeros draw less power, in bfloat16 (on a CPU float). Products follow each other without a pause;
+`--persistent` takes persistent.py's (on a CPU with TRITON_INTERPRET=1). A half of a block is
 
     products alone | one call | n calls beside products | checks | products alone
 
 and its figures are means over ranks (datasets/schema.py, BESIDE_COLUMNS; nan: not known). They are
 of all but the first of the n calls, in which ranks wait for each other, and of the *stretch* from
 the begin of the first product that meets one of these to the end of the last, so that no product is
-counted in part. On CUDA the n calls run one behind the other without a gap. Values are not checked:
-nccl-tests does that. PyTorch's all-reduce, broadcast and reduce are in place: of their halves, two
-measurements of that, a row has the mean.
+counted in part. PyTorch's all-reduce, broadcast and reduce are in place: a row has the mean of
+their halves.
 """
 
 import argparse
@@ -48,31 +42,28 @@ from dynamiccl.errors import MachineError
 from dynamiccl.nccl import Collective
 
 _COLLECTIVES: Final = {name: each for each, name in BINARIES.items() if each.tunable}
-#: A piece of products alone lasts so long, and has so many at least.
+#: A piece of products alone, and how many it has at least.
 _PIECE_S: Final = 0.05
 _LEAST: Final = 8
-#: Products that wait in the stream's queue.
 _QUEUED: Final = 8
-#: GPU cycles that the first call is held back for each call that the host has to launch: 30 us,
-#: longer than PyTorch takes (chosen, not measured here).
+#: GPU cycles that the first call waits for each call to launch: 30 us (chosen, not measured).
 _LAUNCH_CYCLES: Final = 60_000
-#: Number of this process, of how many, and its number on the node, by Open MPI and by Slurm.
+#: Of Open MPI and Slurm.
 _LAUNCHED: Final = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 )
-#: Its older name is deprecated in torch 2.13.
+#: Renamed in torch 2.13.
 _REDUCE_SCATTER: Final = (
     dist.reduce_scatter_single
     if hasattr(dist, "reduce_scatter_single")
     else dist.reduce_scatter_tensor
 )
-#: Much of it has no types.
 _CUDA: Final[Any] = torch.cuda
 
 
 class Rank(NamedTuple):
-    """A process of the launch: its number, of how many, and its number on its node."""
+    """A process: its number, of how many, and its number on its node."""
 
     number: int
     size: int
@@ -80,7 +71,7 @@ class Rank(NamedTuple):
 
 
 def options_of(arguments: list[str]) -> argparse.Namespace:
-    """The command line, in nccl-tests' letters; ends the process at one that is not known."""
+    """The command line, in nccl-tests' letters."""
     parser = argparse.ArgumentParser(prog="dynamiccl.collect.beside", allow_abbrev=False)
     parser.add_argument("program", choices=_COLLECTIVES)
     parser.add_argument("--edge", type=int, required=True)
@@ -97,10 +88,10 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
 
 
 def mark(device: torch.device) -> Any:
-    """A mark behind what the current stream has queued; on a CPU, now."""
+    """A mark behind what the stream has queued; on a CPU, now."""
     if device.type == "cpu":
         return time.perf_counter()
-    # Blocking: who waits for it leaves the core to NCCL's threads.
+    # Blocking leaves the core to NCCL's threads.
     event = _CUDA.Event(enable_timing=True, blocking=True)
     event.record()
     return event
@@ -129,14 +120,14 @@ def stretch(at_us: Sequence[float], begin_us: float, end_us: float) -> tuple[int
 
 
 class Products:
-    """Products of two square matrices, one behind the other."""
+    """Products of two squares, one behind the other."""
 
     def __init__(self, edge: int, device: torch.device, is_persistent: bool = False) -> None:
         is_cuda, self._device = device.type == "cuda", device
         dtype = torch.bfloat16 if is_cuda else torch.float32
         a, b, product = (torch.randn(edge, edge, device=device).to(dtype) for _ in range(3))
         self._stream = _CUDA.Stream(device) if is_cuda else None
-        #: TFLOP of one: a multiplication and a sum for each element and edge.
+        #: A multiplication and a sum for each element and edge.
         self._tflop = 2e-12 * edge**3
         self._product: Callable[[], object] = partial(torch.mm, a, b, out=product)
         if is_persistent:
@@ -147,20 +138,17 @@ class Products:
             self._product()  # compiled before anything is measured
 
     def rate(self, marks: list[Any]) -> float:
-        """TFLOP/s from the first mark to the last, one product between each two."""
+        """TFLOP/s, with one product between each two marks."""
         return self._tflop * (len(marks) - 1) * 1e6 / between_us(marks[0], marks[-1])
 
     def alone(self) -> float:
-        """TFLOP/s of a piece beside nothing."""
+        """TFLOP/s beside nothing."""
         marks, until_s = list[Any](), time.perf_counter() + _PIECE_S
         self._multiply(marks, lambda: len(marks) > _LEAST and time.perf_counter() > until_s)
         return self.rate(marks[1:])  # of the first one the launch is a part
 
     def during(self, work: Callable[[], object]) -> list[Any]:
-        """Marks before the first product and behind each, beside which `work` runs.
-
-        One has ended before `work` begins, and one more begins when it has ended.
-        """
+        """Marks of products; one ends before `work` begins, and one begins after it."""
         marks, over = list[Any](), threading.Event()
         with ThreadPoolExecutor(1) as pool:
             multiplying = pool.submit(self._multiply, marks, over.is_set)
@@ -189,10 +177,9 @@ class Products:
 
 
 class Benchmark:
-    """One rank of a launch, from its communicators to its last row."""
+    """One rank of a launch."""
 
     def __init__(self, options: argparse.Namespace, rank: Rank) -> None:
-        """Meet the other ranks and take a device."""
         self._options, self._rank = options, rank
         self._collective, self._device = _COLLECTIVES[options.program], torch.device("cpu")
         self._stream = None
@@ -206,18 +193,17 @@ class Benchmark:
             torch.cuda.set_device(self._device)
             self._stream = _CUDA.Stream(self._device)
         meet = f"file://{options.meet}"
-        # What ranks tell each other goes by this group, the calls by their own.
+        # What ranks tell each other goes by this group.
         dist.init_process_group("gloo", meet, rank=rank.number, world_size=rank.size)
         self._group = dist.new_group(backend="gloo" if options.cpu else "nccl")
         self._products = Products(options.edge, self._device, options.persistent)
         self._alone = math.nan
 
     def run(self) -> None:
-        """Print the head and a row for each block."""
+        """Print head and rows."""
         options = self._options
         self._head()
         with torch.cuda.stream(self._stream):
-            # The warm-up doubles the size, whatever the factor of the walk is.
             for size in factor_ladder(options.first, options.last, 2):
                 call, *_ = self._calls(self._buffer(size))
                 for _ in range(options.warmup):
@@ -230,17 +216,13 @@ class Benchmark:
         dist.destroy_process_group()
 
     def _buffer(self, size: int) -> torch.Tensor:
-        """The larger buffer of a call; nccl-tests rounds a share of a rank down to 16 bytes.
-
-        It holds zeros, since sums that repeat in place would not stay finite.
-        """
+        """The larger buffer, of zeros, since sums that repeat in place would not stay finite."""
         name, ranks = self._options.datatype, self._rank.size
         setting = Setting(self._collective, 1, ranks, 1, ranks, name)
         count = setting.benchmark_bytes(size) // DATATYPE_BYTES[name]
         return torch.zeros(count, dtype=getattr(torch, name), device=self._device)
 
     def _calls(self, whole: torch.Tensor) -> list[Callable[[], object]]:
-        """A call out of place and one in place; of what PyTorch has in place only, that one."""
         share = whole.numel() // self._rank.size
         own = whole[self._rank.number * share :][:share]
         parts = (torch.zeros_like(own), own)
@@ -257,13 +239,11 @@ class Benchmark:
         return calls[self._collective]
 
     def _settle(self) -> None:
-        """Wait for the calls that are queued, and for the other ranks."""
         if self._stream is not None:
             torch.cuda.synchronize()
         dist.barrier()
 
     def _block(self, whole: torch.Tensor) -> None:
-        """All calls of a block, which a schedule gives one config, and its row."""
         calls, halves = self._calls(whole), list[torch.Tensor]()
         for call in calls * (3 - len(calls)):
             call()
@@ -276,9 +256,8 @@ class Benchmark:
         self._row(whole, halves)
 
     def _half(self, call: Callable[[], object]) -> tuple[float, ...]:
-        """This rank's time and figures of the timed calls, in the order of `BESIDE`."""
+        """This rank's figures, in the order of `BESIDE`."""
         count, before, ends, mhz = self._options.iterations, self._alone, list[Any](), math.nan
-        # In the first of several calls ranks wait for the one that began last.
         timed = max(count - 1, 1)
         self._settle()
 
@@ -306,7 +285,6 @@ class Benchmark:
         return time_us, alone, beside, loss_us, period_us, share, mhz, differ
 
     def _head(self) -> None:
-        """Print the ranks and the columns, as nccl-tests does."""
         gpu = "" if self._stream is None else torch.cuda.get_device_name(self._device)
         own = platform.node().partition(".")[0], os.getpid(), self._device.index or 0, gpu
         ranks: list[Any] = [None] * self._rank.size
@@ -320,7 +298,6 @@ class Benchmark:
         self._print("\n".join(lines))
 
     def _row(self, whole: torch.Tensor, halves: list[torch.Tensor]) -> None:
-        """Print a row, with N/A for a half that was not measured."""
         size_bytes = whole.numel() * whole.element_size()
         words: list[Any] = [size_bytes, whole.numel(), self._options.datatype]
         for time_us, *facts in (half.tolist() for half in halves):
@@ -341,10 +318,10 @@ def _one_of_node(local: int, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Measure, as the rank that the launcher says; for several GPUs in a process for each."""
+    """Measure as the launcher's rank, or in a process for each of several GPUs."""
     options = options_of(sys.argv[1:])
     if options.gpus > 1:
-        # Forked, before any of them has touched CUDA: one import of torch for all.
+        # Forked before CUDA is touched: one import of torch for all.
         processes: Any = torch.multiprocessing
         processes.start_processes(_one_of_node, (options,), options.gpus, start_method="fork")
         return

@@ -1,7 +1,4 @@
-"""What `dynamiccl-collect doctor` checks before a sweep, in the order in which a sweep needs it.
-
-What the start of a sweep refuses by itself, with the fix, is not repeated here.
-"""
+"""What `dynamiccl-collect doctor` checks before a sweep; what `run` refuses is not repeated."""
 
 import re
 import sys
@@ -19,14 +16,11 @@ from dynamiccl.libraries import SWEEP_NAME, built
 from dynamiccl.nccl import TUNER_ABI_SINCE, Collective
 
 OK, WARN, FAIL, UNKNOWN = CheckStatus
-#: Its release, and NCCL's where it finds a GPU.
 ASK_TORCH: Final = """import torch
 nccl = ["NCCL", *torch.cuda.nccl.version()] if torch.cuda.is_available() else ["no GPU"]
 print(torch.__version__, *nccl)"""
-#: Torch for CUDA brings it.
 ASK_TRITON: Final = "\nimport triton"
 _GIB: Final = 1 << 30
-#: The sweep that is meant where none is named.
 ANY_SWEEP: Final = SweepFile(
     name="any",
     system="any",
@@ -41,11 +35,7 @@ def check_for_sweep(
     sweep: SweepFile = ANY_SWEEP,
     nccl_tests_dir: Path | None = None,
 ) -> Iterator[Check]:
-    """Check a machine for a sweep; `nccl_tests_dir` has the binaries (None = PATH).
-
-    Raises UnknownName for a collective that there is not.
-    """
-    # Whether configs are to be measured, which our plugin plays.
+    """Check a machine (binaries: None = PATH). Raises UnknownName for a collective."""
     plays = any(Collective.parse(name).tunable for name in sweep.collectives)
     plays &= bool(sweep.algorithms)
     if sweep.launcher.container is not None:
@@ -72,7 +62,7 @@ def check_for_sweep(
 def _benchmark(
     machine: Machine, sweep: SweepFile, folder: Path | None, *, plays: bool
 ) -> Iterator[Check]:
-    """Check the binaries, one of them for its options, for MPI, and for the libnccl it loads."""
+    """Check the binaries: options, MPI, and the libnccl that one loads."""
     name, where = "nccl-tests", None if folder is None else str(folder)
     programs = {each: BINARIES.get(Collective.parse(each), "") for each in sweep.collectives}
     found = {each: machine.which(program, where) for each, program in programs.items()}
@@ -133,20 +123,19 @@ def _plugins(machine: Machine, sweep: SweepFile, *, plays: bool) -> Iterator[Che
         yield replace(check, status=FAIL) if forced else check
 
 
-#: Asked of nvidia-smi (--help-query-gpu, --help-query-compute-apps).
+#: nvidia-smi (--help-query-gpu, --help-query-compute-apps).
 GPU_FACTS: Final = "name,driver_version,mig.mode.current,ecc.errors.uncorrected.volatile.total"
-#: Asked for by themselves: a driver that knows other words answers nothing at all.
+#: Apart: a driver that knows other words answers nothing at all.
 CLOCKS: Final = "clocks.sm,clocks.max.sm,clocks_throttle_reasons.active"
 PROCESSES: Final = "pid,process_name,used_memory"
 
 
 def smi(kind: str, facts: str) -> tuple[str, ...]:
-    """The argument vector of an nvidia-smi query."""
+    """The arguments of an nvidia-smi query."""
     return ("nvidia-smi", f"--query-{kind}={facts}", "--format=csv,noheader,nounits")
 
 
 def _ask(machine: Machine, kind: str, facts: str) -> tuple[list[list[str]], str]:
-    """The rows of a query, and why it failed or ""."""
     ran = machine.run(*smi(kind, facts))
     if not ran.worked:
         return [], ran.first_line
@@ -184,7 +173,7 @@ def _gpus(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
         (bool(slowed), WARN, "see to cooling and power: rows measured like this are flagged"),
     )
     rows, problem = _ask(machine, "compute-apps", PROCESSES)
-    # It shares GPUs for us, and is no job.
+    # MPS shares GPUs for us.
     jobs = [row for row in rows if not row[1].endswith("nvidia-cuda-mps-server")]
     others = [f"{pid} ({name}, {mib} MiB)" for pid, name, mib in jobs]
     yield judge(
@@ -213,7 +202,7 @@ def _network(machine: Machine, sweep: SweepFile) -> Iterator[Check]:
     if not ports:
         return
     modules = {line.split()[0] for line in (machine.read("/proc/modules") or "").splitlines()}
-    # They let a NIC read GPU memory: NVIDIA's by its two names, and EFA's driver.
+    # They let a NIC read GPU memory: NVIDIA's two names, and EFA's.
     known = ("nvidia_peermem", "nv_peer_mem", "efa")
     peers = ", ".join(module for module in known if module in modules)
     advice = "data goes through host memory, unless DMA-BUF works (open kernel modules, Linux "

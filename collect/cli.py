@@ -1,4 +1,4 @@
-"""`dynamiccl-collect`: the command line that measures, imports and describes data."""
+"""`dynamiccl-collect`: measures, imports and describes data."""
 
 import logging
 import os
@@ -49,12 +49,11 @@ _SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="The swee
 
 
 def main() -> None:
-    """Entry point of `dynamiccl-collect`."""
+    """Start `dynamiccl-collect`."""
     cli.run(partial(app, standalone_mode=False))
 
 
 def _print(*lines: str, console: Console = _stdout) -> None:
-    """Lines as they are, however long."""
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
@@ -132,8 +131,8 @@ def run_command(
 def start_sweep(sweep: Sweep, options: RunOptions) -> Summary:
     """Run a sweep here; raises what `run_sweep` and its parts raise.
 
-    With `options.batch_script` it is inside a batch job, which is queued again where work is left
-    after something was measured: before the time limit, or when the machine failed.
+    A batch job that measured something is queued again before the time limit, or when the machine
+    failed.
     """
     folder = journal_folder(sweep, options.out)
     launches, _ = progress_on_disk(folder)
@@ -157,7 +156,7 @@ def start_sweep(sweep: Sweep, options: RunOptions) -> Summary:
             _log.warning("%s", error)
             queue_again(options.batch_script, os.environ)
         raise
-    # SIGTERM alone is somebody's scancel, or a preemption after which Slurm queues it itself.
+    # SIGTERM alone is scancel, or a preemption after which Slurm queues it itself.
     warned = summary["ended"] == "interrupted" and interrupt.cause == "SIGUSR1"
     if options.batch_script is not None and warned:
         if progress_on_disk(folder)[0] == launches:
@@ -172,19 +171,19 @@ def start_sweep(sweep: Sweep, options: RunOptions) -> Summary:
 def _nccl_tests(
     file: SweepFile, site: Site, interrupt: Interrupt, stack: ExitStack
 ) -> NcclTestsRunner:
-    """The runner of real sweeps, with samplers on its nodes until the stack is closed."""
+    """The runner, with samplers on its nodes until the stack is closed."""
     nodes, num_nodes = Nodes(file.launcher), max(group.hosts for group in file.groups)
     facts, health = ask_nodes(nodes, num_nodes, os.environ), None
     if file.telemetry.enabled:
         health = stack.enter_context(watch_health(nodes, num_nodes))
     runner = NcclTestsRunner(file, site, interrupt, health=health, facts=facts)
-    # After an error the last launch may not be in the journal yet.
+    # After an error the journal may lack the last launch.
     stack.push(lambda error, *_: runner.close() if error is None else None)
     return runner
 
 
 def find_plugin(file: SweepFile) -> Path | None:
-    """The tuner plugin that plays schedules: the named one (or MissingPath), our build, or None."""
+    """What plays schedules: the named one (or MissingPath), our build, or None."""
     named = file.runner.plugin
     path = built(SWEEP_NAME) if named is None else Path(named).expanduser()
     if path.is_file():

@@ -1,8 +1,8 @@
-"""The grid of a sweep: its sizes, the communicators of a launch, and its points, the trials (pure).
+"""The grid of a sweep: sizes, communicators of a launch, and trials (pure).
 
-nccl-tests walks sizes from `-b` to `-e` by a factor (`-f`); any other list of sizes needs more
-processes. So the ladder's sizes within an octave are sixteenths of a power of two, which double
-exactly, and `walks` cuts any list into as few walks as it can.
+nccl-tests walks sizes from `-b` to `-e` by a factor (`-f`); any other list needs more processes. So
+a ladder's sizes are sixteenths of powers of two, which double exactly, and `walks` cuts any list
+into as few walks as it can.
 """
 
 import re
@@ -18,22 +18,20 @@ from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET
 from dynamiccl.nccl import Collective, Config
 from dynamiccl.sizes import MAX_SIZE_BITS
 
-#: Matrix products in the process of the calls (beside.py); its level is the edge of the matrices.
+#: Products in the process of the calls (beside.py), whose level is the matrices' edge.
 MATMUL: Final = "matmul"
-#: The same by a persistent kernel (persistent.py).
 PERSISTENT: Final = "persistent-matmul"
 PRODUCTS: Final = (MATMUL, PERSISTENT)
-#: Kinds of interference: it and processes of others (nodes.py), and the simulator's own, whose
-#: level is a slowdown and not a share.
+#: Kinds of interference (nodes.py); the simulator's own has a slowdown as its level.
 REAL: Final = ("cpu", *PRODUCTS, "traffic")
 SIMULATED: Final = ("congestion",)
 _SIZE: Final = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
-#: Sixteenths of a power of two that lie in each quarter-octave bin (`dynamiccl.sizes`).
+#: In each quarter-octave bin (`dynamiccl.sizes`).
 _SIXTEENTHS: Final = {1: (16,), 2: (16, 23), 4: (16, 19, 23, 27)}
-#: nccl-tests rounds the share of each rank down to so many bytes (`src/all_gather.cu`, v2.19.6).
+#: To which nccl-tests rounds a rank's share down (`src/all_gather.cu`, v2.19.6).
 RANK_GRAIN_BYTES: Final = 16
 _PER_RANK: Final = frozenset({Collective.AllGather, Collective.ReduceScatter, Collective.AlltoAll})
-#: Names of the nccl-tests binaries (v2.19.6, `src/`).
+#: nccl-tests v2.19.6, `src/`.
 BINARIES: Final = {
     Collective.AllReduce: "all_reduce_perf",
     Collective.AllGather: "all_gather_perf",
@@ -43,23 +41,22 @@ BINARIES: Final = {
     Collective.AlltoAll: "alltoall_perf",
     Collective.SendRecv: "sendrecv_perf",
 }
-#: Bytes of one element, by nccl-tests' spelling (`-d`), in the order of `ncclDataType_t`.
+#: nccl-tests' spelling (`-d`), in the order of `ncclDataType_t`.
 DATATYPE_BYTES: Final = {
     "int8": 1, "uint8": 1, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
     "half": 2, "float": 4, "double": 8, "bfloat16": 2, "f8e4m3": 1, "f8e5m2": 1,
 }  # fmt: skip
-#: What makes the colour of a process out of its number.
 _SPLITS: Final = {"AND": and_, "OR": or_, "MOD": mod, "DIV": floordiv}
-#: Sizes that one nccl-tests process walks: each a factor times the one before.
+#: Sizes of one nccl-tests process, by a factor.
 Walk = tuple[int, ...]
-#: A host whose number may count (`nid007106`, `gpu-3`, `n12.cluster`); one of a list, or a range.
+#: Hosts to count (`nid007106`, `gpu-3`, `n12.cluster`).
 _COUNTED_HOST: Final = re.compile(r"(.*?)(\d{0,9})(\D*)\Z", re.DOTALL)
 _LISTED_HOST: Final = re.compile(r"([^,\[\]]+)(?:\[([\d,-]*)\])?([^,\[\]]*)(?:,|$)")
 _SPLIT: Final = re.compile(r"(AND|OR|MOD|DIV) (0x[0-9a-f]{1,7}|0|[1-9]\d{0,8})")
 
 
 def parse_size(value: object) -> int:
-    """Read a byte count: an integer, or text with a binary K, M, G or T as nccl-tests takes it."""
+    """An integer, or text with a binary K, M, G or T as nccl-tests takes it; ValueError."""
     match = _SIZE.fullmatch(str(value).strip())
     if not match or int(match[1]) == 0:
         raise ValueError(f"'{value}' is no size; write 4096, '64K', '16M' or '1G'")
@@ -67,10 +64,7 @@ def parse_size(value: object) -> int:
 
 
 def octave_ladder(low_bytes: int, high_bytes: int, steps_per_octave: int) -> tuple[int, ...]:
-    """Sizes from `low_bytes` to `high_bytes`, ascending, one in each wanted size bin.
-
-    Powers of two, and between them (2 or 4 steps) sixteenths of one; multiples of 16 bytes only, so
-    that every rank can have its share.
+    """Sizes, ascending: powers of two and, between, sixteenths of them; multiples of 16 bytes.
 
     >>> octave_ladder(1024, 4096, 2)
     (1024, 1472, 2048, 2944, 4096)
@@ -85,7 +79,7 @@ def octave_ladder(low_bytes: int, high_bytes: int, steps_per_octave: int) -> tup
 
 
 def factor_ladder(low_bytes: int, high_bytes: int, factor: int) -> tuple[int, ...]:
-    """Sizes as `-b low -e high -f factor` walks them."""
+    """As `-b low -e high -f factor` walks."""
     sizes = [low_bytes]
     while sizes[-1] * factor <= high_bytes:
         sizes.append(sizes[-1] * factor)
@@ -93,13 +87,12 @@ def factor_ladder(low_bytes: int, high_bytes: int, factor: int) -> tuple[int, ..
 
 
 def chains(sizes: Iterable[int]) -> list[Walk]:
-    """Cut sizes into walks by a factor, each time the longest that is left."""
+    """Walks by a factor, each time the longest that is left."""
     left = set(sizes)
     cut: list[Walk] = []
     while left:
         longest: Walk = ()
         for start, other in combinations_with_replacement(sorted(left), 2):
-            # The factor that leads to any other size is a ratio of two of them.
             factor = other // start if other > start else 2
             walk = [start]
             while walk[-1] * factor in left and other % start == 0:
@@ -134,11 +127,10 @@ def walks(sizes: Iterable[int]) -> list[Walk]:
 
 
 def split_text(text: str) -> str:
-    """The one spelling of one of nccl-tests' splits: masks in hexadecimal. Raises ValueError.
+    """The one spelling of a split of nccl-tests: masks in hexadecimal. Raises ValueError.
 
-    By `NCCL_TESTS_SPLIT="<operation> <value>"` (nccl-tests 2.14, `src/common.cu`, run) processes of
-    one colour (number in the job, operation, value) make a communicator. All run the same calls at
-    the same time; printed is the mean over all ranks.
+    `NCCL_TESTS_SPLIT="<operation> <value>"` (2.14, `src/common.cu`, run): processes of one colour
+    make a communicator. All run the same calls at the same time; printed is the mean over ranks.
 
     >>> split_text("MOD 8"), split_text("AND 7")
     ('MOD 8', 'AND 0x7')
@@ -156,10 +148,9 @@ def split_text(text: str) -> str:
 def communicators(
     split: str, num_nodes: int, ranks_per_node: int, *, spare: bool = False
 ) -> tuple[tuple[int, ...], ...]:
-    """The processes of each communicator that a split makes of a job, ascending.
+    """The processes, numbered node by node, of each communicator that a split makes.
 
-    Processes are numbered node by node. Raises ValueError where the communicators are not of one
-    shape, or are less than two; with `spare` single processes may be left over, which are in none.
+    Raises ValueError for unequal ones, or fewer than two; `spare` allows single processes.
 
     >>> communicators("MOD 8", 4, 8)[1]
     (1, 9, 17, 25)
@@ -169,7 +160,7 @@ def communicators(
     for process in range(num_nodes * ranks_per_node):
         groups[_SPLITS[operation](process, int(operand, 0))].append(process)
     several = [group for group in groups.values() if len(group) > 1 or not spare]
-    # Of each, its ranks on each of its nodes: (8, 8) is two nodes of eight.
+    # Ranks on each node: (8, 8) is two nodes of eight.
     spread = {tuple(Counter(p // ranks_per_node for p in group).values()) for group in several}
     job = f"{num_nodes}x{ranks_per_node} processes"
     if len(spread) != 1 or len({*next(iter(spread))}) != 1:
@@ -185,7 +176,7 @@ def communicators(
 
 
 def host_list(hosts: Iterable[str]) -> str:
-    """The hosts as Slurm lists them, each once; runs of consecutive numbers become a range.
+    """The hosts as Slurm lists them, each once; consecutive numbers become a range.
 
     >>> host_list(["n01", "n02", "n03", "n07", "login", "n7"])
     'n[01-03],n07,login,n7'
@@ -202,7 +193,7 @@ def host_list(hosts: Iterable[str]) -> str:
 
 
 def expand_hosts(text: str) -> list[str]:
-    """The hosts of such a list, in order.
+    """The hosts of such a list.
 
     >>> expand_hosts('n[01-03,7],login')
     ['n01', 'n02', 'n03', 'n7', 'login']
@@ -220,7 +211,7 @@ def expand_hosts(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class LaunchProfile:
-    """Settings that NCCL reads once per process; `environment` is sorted (name, value) pairs."""
+    """What NCCL reads once per process; sorted (name, value) pairs."""
 
     name: str = DEFAULT_PROFILE
     environment: tuple[tuple[str, str], ...] = ()
@@ -228,7 +219,7 @@ class LaunchProfile:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Interference:
-    """The kind and level of what runs beside the collective."""
+    """What runs beside the collective."""
 
     kind: str = QUIET
     level: float = 0.0
@@ -236,32 +227,31 @@ class Interference:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
-    """Everything that is fixed for a process: trials of one setting can share a process."""
+    """What is fixed for a process; trials of one setting can share one."""
 
     collective: Collective
     num_nodes: int
     ranks_per_node: int
-    #: Hosts of the job, and its ranks on each, over all communicators.
+    #: Of the job, over all communicators.
     hosts: int
     ranks_per_host: int
     datatype: str = "float"
     profile: LaunchProfile = LaunchProfile()
     interference: Interference = Interference()
-    #: How the processes of the job are shared out to several communicators; empty: one.
+    #: The job's split into several communicators; empty: one.
     split: str = ""
-    #: Whether that leaves single processes over.
     spare: bool = False
 
     @property
     def comms(self) -> tuple[tuple[int, ...], ...] | None:
-        """The processes of each communicator that runs at the same time; None for a single one."""
+        """Processes of each communicator; None for a single one."""
         if not self.split:
             return None
         return communicators(self.split, self.hosts, self.ranks_per_host, spare=self.spare)
 
     @property
     def is_beside(self) -> bool:
-        """Whether our own program (beside.py) makes the calls, and not nccl-tests."""
+        """Whether beside.py makes the calls, not nccl-tests."""
         return self.interference.kind in PRODUCTS
 
     @property
@@ -270,18 +260,14 @@ class Setting:
         return self.num_nodes * self.ranks_per_node
 
     def benchmark_bytes(self, size_bytes: int) -> int:
-        """The size that nccl-tests runs in place of `size_bytes`, and NCCL's nBytes.
-
-        `src/all_gather.cu`, `src/all_reduce.cu` at nccl-tests v2.19.6: the share of one rank is
-        rounded down to 16 bytes where each rank has one, else the size to whole elements.
-        """
+        """NCCL's nBytes, rounded as by `src/all_gather.cu` and `src/all_reduce.cu` (v2.19.6)."""
         per_rank = self.collective in _PER_RANK
         grain = RANK_GRAIN_BYTES * self.num_ranks if per_rank else DATATYPE_BYTES[self.datatype]
         return size_bytes // grain * grain
 
     @property
     def key(self) -> str:
-        """A stable, readable name."""
+        """A stable name."""
         words = [self.collective.wire, f"{self.num_nodes}x{self.ranks_per_node}"]
         if self.datatype != "float":
             words.append(self.datatype)
@@ -297,24 +283,23 @@ class Setting:
 
 @dataclass(frozen=True)
 class Trial:
-    """What is asked: a point of the grid (a workload and a config), and which repeat of it."""
+    """A point of the grid (a workload and a config), and which repeat."""
 
     setting: Setting
     size_bytes: int
     config: Config
-    #: Why NCCL cannot run it; None when it can.
     infeasible: str | None = None
-    #: Number of the repeat within its round, from 0 on.
+    #: Within its round, from 0.
     repeat: int = 0
-    #: P(config | task, history) of the strategy's random draw; None = it was not drawn.
+    #: P(config | task, history) of the random draw; None = not drawn.
     probability: float | None = None
 
     @property
     def task(self) -> tuple[Setting, int]:
-        """The workload without the config: (setting, size in bytes)."""
+        """The workload: (setting, size in bytes)."""
         return (self.setting, self.size_bytes)
 
     @cached_property
     def key(self) -> str:  # asked for many times in planning
-        """Stable, readable id within a sweep, the same for all repeats."""
+        """A stable id within a sweep, the same for all repeats."""
         return f"{self.setting.key}:{self.size_bytes}:{self.config.key}"

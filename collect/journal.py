@@ -1,4 +1,4 @@
-"""The journal of a sweep: what was picked and measured, on disk, so that nothing is measured twice.
+"""The journal of a sweep: what was picked and measured, so that nothing is measured twice.
 
     OUT/.journal/system=NAME/sweep=NAME/
         lock, owner          held while a run lives
@@ -8,11 +8,9 @@
                              a Parquet part, of each row only what a resume asks for
         complete             how the sweep ended
 
-A launch is in the journal with all its rows, or it runs again: its line is on disk (fsync) before
-the next one starts, and a line that a crash tore off is cut away. At the end of a round, and of a
-run, the segment becomes one Parquet part, whose provenance names it. A crash between any two steps
-leaves the lines, or the part, or both, and whoever opens the journal settles which: no row is lost
-and none is there twice.
+A launch's line is on disk (fsync) before the next launch starts; a torn line is cut away. At the
+end of a round or run the segment becomes one Parquet part, whose provenance names it, so that after
+a crash between any two steps no row is lost and none is there twice.
 """
 
 import errno
@@ -46,11 +44,10 @@ from dynamiccl.errors import CorruptFile, MachineError, UserError
 from dynamiccl.files import replacing
 
 COMPLETE: Final = "complete"
-#: Errors by which a file system says that it has no locks: Lustre without `-o flock` ENOSYS, NFS
-#: without a lock manager ENOLCK.
+#: Lustre without `-o flock` says ENOSYS, NFS without a lock manager ENOLCK.
 _NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 _ASKED_FOR: Final = ("status", "time_us", "in_place", *UNWELL_COLUMNS)
-#: Rows with equal values here share a noise band: one setting in one round.
+#: Equal here, rows share a noise band.
 _BAND_KEY: Final = (
     "round", "collective", "num_nodes", "ranks_per_node", "num_comms", "comm_split", "datatype",
     "launch_profile", "interference_kind", "interference_level",
@@ -60,16 +57,16 @@ Record = dict[str, Any]
 
 
 def journal_folder(sweep: Sweep, out: Path) -> Path:
-    """Path of the journal of a sweep."""
+    """Where a sweep's journal is."""
     return out / ".journal" / f"system={sweep.file.system}" / f"sweep={sweep.file.name}"
 
 
 @contextmanager
 def open_journal(sweep: Sweep, out: Path, runner: str, *, resume: bool) -> Iterator["Journal"]:
-    """Hold the journal of a sweep in the data directory `out`.
+    """Hold the journal of a sweep in the data directory `out`; `runner` names what measures.
 
-    `runner` is the name of what measures. Raises UserError: another run lives, the sweep was begun
-    and `resume` is False, or what is there is of another grid or release.
+    Raises UserError: another run lives, the sweep was begun and `resume` is False, or what is there
+    is of another grid or release.
     """
     folder = journal_folder(sweep, out)
     parts = sweep_parts(out, sweep.file.system, sweep.file.name)
@@ -85,14 +82,13 @@ def open_journal(sweep: Sweep, out: Path, runner: str, *, resume: bool) -> Itera
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Hold a lock in `folder` while a run lives, so that what it makes has one run at a time.
+    """Hold a lock in `folder`: one run at a time, else UserError.
 
-    `flock` where the file system knows it: the kernel releases that when a run dies. Elsewhere a
-    file that one process alone can create names the owner, and stays when the owner dies: the same
-    Slurm job, started anew, takes it over. Raises UserError when another run lives, or may live.
+    The kernel releases a `flock` when a run dies. Without `flock` a file names the owner, and stays
+    when that dies: the same Slurm job, started anew, takes it over.
     """
     me = f"process {os.getpid()} on {os.uname().nodename}"
-    # Unbuffered: what a full disk refuses is not tried again when the file is closed.
+    # Unbuffered: closing must not try again what a full disk refused.
     with (folder / "lock").open("a+b", buffering=0) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,7 +117,6 @@ def hold(folder: Path) -> Iterator[None]:
 
 
 def _own(path: Path, process: str) -> Record:
-    """Make the owner's file ours; returns what is in it."""
     #   SLURM_RESTART_COUNT  Slurm: how often the job was requeued.
     restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     mine = {"job": os.environ.get("SLURM_JOB_ID"), "restart": restart, "process": process}
@@ -143,7 +138,6 @@ def _own(path: Path, process: str) -> Record:
 
 
 def _owner(path: Path) -> Record:
-    """What an owner's file says; nothing where it was cut short, or given back just now."""
     with suppress(FileNotFoundError, json.JSONDecodeError):
         return dict(json.loads(path.read_text(encoding="utf-8", errors="replace")))
     return {}
@@ -157,10 +151,9 @@ class Journal:
     """The journal of one sweep; `open_journal` makes it."""
 
     def __init__(self, sweep: Sweep, out: Path, folder: Path, runner: str, *, resume: bool) -> None:
-        """Check the grid, read the records, and finish what a crash cut short."""
         self._sweep, self._out, self._folder, self._runner = sweep, out, folder, runner
         keys = "\n".join(trial.key for trial in sweep.trials)
-        # Layout of a round's launches, and of the journal (5: no launch forces one config).
+        # Layout of launches and journal (5: no launch forces one config).
         grid = {"trials": _digest(keys), "runner": runner, "layout": "5"}
         path = folder / "sweep.json"
         if not path.is_file():
@@ -177,25 +170,23 @@ class Journal:
                 "edited; layout: another release began it, and finishes it); "
                 "give the new grid another name, or take another --out"
             )
-        #: Its name in the provenance of its parts.
         self._identity = _digest(f"{folder.name}:{grid}")[:16]
-        #: Launches that are in no part yet.
         self._open: list[Record] = []
-        #: {"round", "trials": [[key, repeat, probability]]} of each round begun.
+        #: {"round", "trials": [[key, repeat, probability]]}.
         self.rounds: list[Record] = list(_lines(folder / "rounds.jsonl"))
-        #: Launch id -> its record, as `commit` writes it; rows are cut when they are in a part.
+        #: By launch id, as `commit` writes them; rows are cut when in a part.
         self.launches: dict[str, Record] = {}
         self._segment = 0
         self._read_segments()
 
     def begin_round(self, trials: Sequence[Trial]) -> None:
-        """Write down a round's trials before it starts. Raises MachineError on a full disk."""
+        """Write down a round before it starts. Raises MachineError on a full disk."""
         record: Record = {"round": len(self.rounds), "trials": [_entry(one) for one in trials]}
         _append(self._folder / "rounds.jsonl", record)
         self.rounds.append(record)
 
     def commit(self, launch: Launch, seconds: float) -> Record:
-        """Write one launch that ended, with all its rows (fsync). Raises MachineError."""
+        """Write a launch that ended, with all rows (fsync). Raises MachineError."""
         record: Record = {
             "launch": launch.id,
             "round": launch.round,
@@ -217,13 +208,13 @@ class Journal:
         return record
 
     def close_segment(self) -> None:
-        """Make a Parquet part of the rows since the last one. Raises MachineError."""
+        """Make a Parquet part. Raises MachineError."""
         if self._open:
             self._write_part()
             self._cut()
 
     def complete(self, ended: str) -> None:
-        """Record that the sweep with this text has ended: "done", or out of "budget"."""
+        """Record that the sweep with this text has ended: "done" or "budget"."""
         text = f"{_digest(self._sweep.text)}\n{ended}\n"
         _write_atomically(self._folder / COMPLETE, text)
 
@@ -257,11 +248,10 @@ class Journal:
             write_part(self._out, table, provenance=provenance)
 
     def _cut(self) -> None:
-        """Keep of a segment, whose rows are in a part now, what a resume asks for."""
         for record in self._open:
             record["in_part"] = True
             for measured in record["measured"]:
-                # A night of whole rows would fill the memory.
+                # Whole rows of a night would fill the memory.
                 measured[2] = [
                     {name: row[name] for name in _ASKED_FOR if name in row} for row in measured[2]
                 ]
@@ -270,21 +260,14 @@ class Journal:
 
 
 def how_it_ended(folder: Path, text: str) -> str | None:
-    """How the sweep with this text ended: done, budget; None while work is left.
-
-    With a larger budget it is another text.
-    """
+    """Done or budget; None while work is left. A larger budget makes another text."""
     path = folder / COMPLETE
     words = path.read_text(encoding="utf-8").split() if path.is_file() else []
     return words[1] if len(words) == 2 and words[0] == _digest(text) else None
 
 
 def progress_on_disk(folder: Path) -> tuple[int, int]:
-    """How far the sweep of a journal is, as another process sees it.
-
-    Returns how many launches measured something or read back what runs, and how many picked trials
-    have rows.
-    """
+    """How many launches measured or read back, and how many picked trials have rows."""
     launches = trials = 0
     for path in folder.glob("segment-*.jsonl"):
         for record in _lines(path, is_ours=False):
@@ -298,10 +281,9 @@ def progress_on_disk(folder: Path) -> tuple[int, int]:
 def with_noise_band(table: pa.Table) -> pa.Table:
     """Fill `aa_noise_band`: by how much nine in ten A/A pairs of NCCL's default differ.
 
-    A pair is two measurements of the default at one size, in one setting and round: of one process,
-    or of two (untouched, and under our plugin), since another process has another way through the
-    network (ECMP). The band is the 90th percentile over sizes and pairs of slower / faster - 1.
-    Null where no size has a pair.
+    A pair is two measurements of the default at one size, setting and round: of one process, or of
+    two (untouched, and under our plugin), which ECMP may route otherwise. The band is the 90th
+    percentile of slower / faster - 1 over sizes and pairs; null without a pair.
     """
     frame = pl.DataFrame(table).with_row_index("_row")
     is_pair = pl.col("is_default") & ~pl.col("in_place").fill_null(value=False)
@@ -323,7 +305,6 @@ def _known(row: Mapping[str, Any]) -> Record:
 
 
 def _with_time(row: Record) -> Record:
-    """A row as it was committed, of this process or read from a file."""
     stamp = row.get("timestamp")
     return row | {"timestamp": datetime.fromisoformat(stamp)} if isinstance(stamp, str) else row
 
@@ -343,7 +324,7 @@ def _loads(line: str | bytes, path: Path) -> Record:
 
 
 def _lines(path: Path, *, is_ours: bool = True) -> Iterator[Record]:
-    """The records of a file; where it is ours, a last line that a crash tore off is cut away."""
+    """The records; of a file of ours a torn last line is cut away."""
     content = path.read_bytes() if path.is_file() else b""
     whole = content.rfind(b"\n") + 1
     if is_ours and whole != len(content):
@@ -358,9 +339,8 @@ def _line(record: Record) -> str:
 
 
 def _append(path: Path, record: Record) -> None:
-    """Add a line to a file; what a full disk left of it is cut away when it is opened again."""
+    """Add a line; what a full disk left of it is cut away when it is opened again."""
     line = _line(record).encode()
-    # Unbuffered: what a full disk refuses is not tried again when the file is closed.
     with _writing(path), path.open("ab", buffering=0) as file:
         while line:
             line = line[os.write(file.fileno(), line) :]
@@ -368,14 +348,12 @@ def _append(path: Path, record: Record) -> None:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    """Write a file via a temporary name; raises MachineError on a full disk."""
     with _writing(path), replacing(path, is_synced=True) as hidden:
         hidden.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Raises MachineError for what the disk refuses inside."""
     try:
         yield
     except OSError as error:

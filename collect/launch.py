@@ -1,13 +1,8 @@
-"""The nccl-tests runner: starts one benchmark process after the other and makes rows of its output.
+"""The nccl-tests runner: starts benchmark processes and makes rows of their output.
 
-A launch works in a folder of its own under the journal, on a file system that all nodes share. Its
-schedule is written there, and the plugin reports there what it played. Which config NCCL really ran
-is read back once for each trial, from the log of an untimed launch.
-
-Of what a launch printed, text is what survives a crash, and JSON has the digits: JSON is taken when
-it is whole and holds every row of the text, the text otherwise. A row that cannot be read, or of a
-size that is not the next of the walk, ends what is believed: the blocks from there on count as not
-reached, and run again.
+A launch works in a folder under the journal, on a file system that all nodes share. Text survives
+a crash and JSON has the digits: JSON is taken when it holds every row of the text. What follows a
+torn row, or one whose size is not the walk's next, runs again.
 """
 
 import logging
@@ -43,41 +38,33 @@ from dynamiccl.nccl import ABSTAIN, Collective
 _log = logging.getLogger(__name__)
 
 _FOLDER: Final = "launch-"
-#: How long the plugin's report may take over a network file system.
+#: For the plugin's report to come over NFS.
 _REPORT_S: Final = 45.0
 _TIMES: Final = ("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s")
 _ACTUAL: Final = ("actual_algorithm", "actual_protocol", "actual_num_channels")
-#: Exit codes after SIGTERM or SIGKILL, as seen by us and as reported by a launcher.
+#: Exit codes after SIGTERM or SIGKILL, ours and a launcher's.
 _ENDED_FROM_OUTSIDE: Final = frozenset({-signal.SIGTERM, -signal.SIGKILL, 128 + 15, 128 + 9})
 
-#: Lines of Slurm and of Open MPI, which end the other ranks and tell each of them.
+#: Lines of Slurm and Open MPI when they end the other ranks.
 _LAUNCHERS: Final = re.compile(r"(?:srun|slurmstepd\S*|mpirun|mpiexec|prte\w*): |\[\S+:\d+\] PRTE ")
-#: Columns of a row that are of its launch: the runner knows them.
 _OF_A_LAUNCH: Final = {output.RUN, "source_line", "datatype", "reduction_op", "root"}
 _FAILURE: Final = re.compile(r"(?i)Test \w+ failure|error|NCCL WARN|DYNAMICCL:|invalid")
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where nccl-tests runs: directories and plugin."""
+    """Where nccl-tests runs."""
 
     out: Path
-    #: Folder for the files of launches, on a file system shared by all nodes.
     work: Path
-    #: Where the binaries are; None = PATH.
     nccl_tests_dir: Path | None
-    #: What plays schedules; None = there is none.
     plugin: Path | None
 
 
 def find_program(
     collective: Collective, folder: Path | None, container: launchers.ContainerSettings | None
 ) -> str:
-    """The binary of a collective in a folder (None = PATH), as ranks in the container see it.
-
-    Raises InvalidSweep for a collective without a binary, and MachineError when it is not there.
-    Of a container nothing is known before a launch.
-    """
+    """The binary as ranks see it (folder None = PATH). Raises InvalidSweep and MachineError."""
     if collective not in BINARIES:
         choices = ", ".join(c.wire for c in BINARIES)
         raise InvalidSweep(f"no nccl-tests binary for {collective.wire}; choose from {choices}")
@@ -112,21 +99,18 @@ class NcclTestsRunner(Runner):
         health: Health | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start nothing yet; `health` tells how well the nodes were, `facts` what they have."""
         self._file, self._site = file, site
         self._interrupt, self._health = interrupt or Interrupt(), health
         known = {"source": Source.NCCL_TESTS_TEXT.value, "nccl_version": file.nccl_version}
         self._environment: dict[str, Any] = {**known, **(facts or {})}
-        #: Of each node; no column of a measurement.
         self._num_gpus: int | None = self._environment.pop("num_gpus", None)
         self._choices: dict[str, Choice | None] = {}
         self._programs: dict[Collective, str] = {}
-        #: Of the last launch.
         self._command = ""
         self._plays = False
 
     def check(self, trials: Sequence[Trial]) -> None:
-        """Find binaries and plugin; raises for trials that cannot be measured here."""
+        """Find binaries and plugin. Raises for what cannot be measured here."""
         self._plays = any(trial.config != ABSTAIN for trial in trials)
         folder, container = self._site.nccl_tests_dir, self._file.launcher.container
         for setting in dict.fromkeys(trial.setting for trial in trials):
@@ -143,7 +127,7 @@ class NcclTestsRunner(Runner):
             raise MachineError(self._file.too_old)
 
     def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
-        """The launches that measure the trials of a round."""
+        """The launches of a round."""
         return schedule.lay_out(
             number, trials, self._file, plays_schedules=self._plays, known=self._choices
         )
@@ -161,7 +145,7 @@ class NcclTestsRunner(Runner):
         return self._attempt(launch, progress)
 
     def learn(self, facts: Mapping[str, Any]) -> None:
-        """Take in what an earlier launch read back, or its output named."""
+        """Take in an earlier launch's facts."""
         self._choices.update(facts.get("read_back", {}))
         self._environment.update(facts.get("environment", {}))
 
@@ -175,7 +159,6 @@ class NcclTestsRunner(Runner):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _check_setting(self, setting: Setting) -> None:
-        """Raise InvalidSweep for a setting that cannot be started here."""
         launcher, container = self._file.launcher, self._file.launcher.container
         kind = setting.interference.kind
         if kind == "congestion" or (kind == "traffic" and container is not None):
@@ -201,11 +184,9 @@ class NcclTestsRunner(Runner):
             launchers.map_into_container(str(self._site.plugin), container)
 
     def _program(self, setting: Setting, inside: Path) -> tuple[str, ...]:
-        """What runs a setting's calls; `inside` is the launch's folder as the ranks see it."""
         if not setting.is_beside:
             return (self._programs[setting.collective],)
         python = "python3" if self._file.launcher.container else sys.executable
-        # Ranks meet in a file of this folder, which all of them share.
         return (
             *(python, "-m", "dynamiccl.collect.beside", BINARIES[setting.collective]),
             *("--edge", f"{setting.interference.level:.0f}", "--meet", str(inside / "meet")),
@@ -215,7 +196,7 @@ class NcclTestsRunner(Runner):
     def _attempt(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
         self.close()
         self._site.work.mkdir(parents=True, exist_ok=True)
-        # Another one each time: on NFS a file that a rank still has open keeps its folder.
+        # Another one each time: on NFS a file that a rank has open keeps its folder.
         folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=self._site.work))
         grid = schedule.deal(launch)
         if launch.mode is LaunchMode.READ_BACK:
@@ -231,7 +212,6 @@ class NcclTestsRunner(Runner):
     def _start(
         self, launch: Launch, grid: Grid, folder: Path, progress: Callable[[int], None]
     ) -> "_Ran":
-        """Run the process of a launch in `folder`; calls `progress` for each row."""
         setting, container = launch.setting, self._file.launcher.container
         inside = Path(launchers.map_into_container(str(folder.resolve()), container))
         calls = schedule.calls_of(launch, self._file)
@@ -266,13 +246,12 @@ class NcclTestsRunner(Runner):
             ran.returncode = run_process(started, ran.patience_s, grace_s, take, self._interrupt)
         except _Enough:
             return ran
-        # Slurm signals the steps of a job and its batch script at once, and we hear of it when the
-        # step may be gone already, up to 2 s later: then no config is to blame.
+        # Slurm signals a job's steps and its batch script at once: the step may be gone up to 2 s
+        # before we hear of it, and then no config is to blame.
         ran.is_over = ran.returncode not in _ENDED_FROM_OUTSIDE or self._pause(2.0)
         return ran
 
     def _pause(self, seconds: float) -> bool:
-        """Wait so many seconds; False when a stop was requested meanwhile."""
         deadline = time.monotonic() + seconds
         while not self._interrupt.requested:
             if time.monotonic() >= deadline:
@@ -283,11 +262,11 @@ class NcclTestsRunner(Runner):
     def _timed(
         self, launch: Launch, grid: Grid, folder: Path, ran: "_Ran", alone: str | None
     ) -> Launch:
-        """The rows of a launch; `alone` says why what was to run beside it did not."""
+        """`alone` says why what was to run beside it did not."""
         json = folder / schedule.JSON_NAME
         blocks, told = read_rows(ran.texts, json, sizes=grid.benchmark_bytes)
         blocks = blocks[: len(grid.blocks)]
-        # What our own program was built with is no fact of the other launches.
+        # Our own program's NCCL and GPU are no facts of other launches.
         own = told if launch.setting.is_beside else {}
         facts = {} if own else {"environment": told}
         self.learn(facts)
@@ -313,7 +292,7 @@ class NcclTestsRunner(Runner):
                 culprit = grid.blocks[len(blocks)]
                 done = replace(done, culprit=(culprit, lost(culprit)))
             else:
-                # It never started, or has a single config: trying again would not help.
+                # Trying again would not help.
                 rows = tuple((trial, (lost(trial),)) for trial in rest)
                 done = replace(done, measured=(*measured, *rows), left=grid.left_over)
         if began or not ran.is_over or alone is not None or is_impossible(ran.texts):
@@ -333,8 +312,7 @@ class NcclTestsRunner(Runner):
         stretches = ran.stretches_of(len(blocks))
         healths = self._health(stretches) if self._health else [UNKNOWN] * len(stretches)
         if launch.setting.is_beside:
-            # Products without a pause meet the power's cap: that is what is measured, with its SM
-            # clock, and heat is not told from it.
+            # Products always meet the power cap, so heat cannot be told from it.
             healths = [{**health, "throttled": None} for health in healths]
         if unwell := sum(bool(health["throttled"] or health["ecc_errors"]) for health in healths):
             _log.warning(
@@ -371,7 +349,6 @@ class NcclTestsRunner(Runner):
         return {**told, **own, **more}
 
     def _read_back(self, launch: Launch, grid: Grid, folder: Path, ran: "_Ran") -> Launch:
-        """What NCCL's log says of each block; of a read-back launch there are no rows."""
         logs = comm_logs(folder)
         found = choices_of(logs, self._file, launch, grid)
         keep_costs(self._site.out, self._file, launch, (*logs[0], *ran.texts))
@@ -385,7 +362,7 @@ class NcclTestsRunner(Runner):
             row = lost_row(self._base(launch, rest[0]), *ran.what_happened())
             done = replace(done, left=(*rest, *grid.left_over), culprit=(rest[0], row))
         elif rest:
-            # The log has an unexpected format, or it never started: trying again would not help.
+            # An unexpected log, or it never started: trying again would not help.
             _log.warning("%s: of %d trials NCCL's log does not name what ran", launch.id, len(rest))
         again = {id(trial) for trial in done.left}
         choices: dict[str, Choice | None] = {
@@ -401,42 +378,35 @@ class NcclTestsRunner(Runner):
 
 
 class _Enough(Exception):
-    """Raised inside a running launch when a stop was requested and a block is done."""
+    """A stop was requested, and a block is done."""
 
 
 @dataclass(slots=True)
 class _Ran:
-    """A benchmark process: what it printed, and how it ended."""
-
-    #: When it was started, seconds since the epoch.
     began_s: float
     #: Seconds that each row of a walk may take on top of the limits.
     slow_s: Sequence[float]
     settings: RunnerSettings
-    #: All output lines, and when each row arrived, in seconds since the epoch.
+    #: All output, and when each row arrived (Unix seconds).
     texts: list[str] = field(default_factory=list)
     row_times: list[float] = field(default_factory=list)
-    #: Whether it ended, or hung; False when it was told to stop.
+    #: False when it was told to stop.
     is_over: bool = False
-    #: As `run_process` tells it.
+    #: None = it hung.
     returncode: int | None = None
 
     def patience_s(self) -> float:
-        """Seconds after which the config of the row that is awaited counts as hung."""
+        """Seconds after which the awaited row's config counts as hung."""
         settings, row = self.settings, len(self.row_times)
         limit_s = settings.stall_timeout_s if row else settings.startup_timeout_s
         return limit_s + self.slow_s[row % len(self.slow_s)]
 
     def stretches_of(self, num_rows: int) -> list[tuple[float, float]]:
-        """(begin, end) in Unix seconds of each of the first rows, from the row before it on.
-
-        A row that was not seen to arrive (another rank spoke on its line) takes the last one's.
-        """
+        """(begin, end) of the first rows, Unix seconds; one not seen takes the last one's."""
         seen = list(pairwise([self.began_s, *self.row_times])) or [(self.began_s, self.began_s)]
         return [seen[min(row, len(seen) - 1)] for row in range(num_rows)]
 
     def what_happened(self) -> tuple[Status, str]:
-        """Status and reason for the config that was running when it ended early."""
         assert self.is_over, "a launch that was told to stop has no culprit"
         words = last_words(self.texts)
         if self.returncode is None:
@@ -449,11 +419,7 @@ class _Ran:
 def read_rows(
     lines: Sequence[str], json: Path, *, sizes: Sequence[int]
 ) -> tuple[list[list[output.Row]], output.Row]:
-    """The rows of each block of a launch, in order, and the environment columns that it names.
-
-    A block has an out-of-place row, and an in-place one where there is such. `lines` is everything
-    printed, `json` need not be there, `sizes` are those of one walk in bytes, as printed.
-    """
+    """Rows of each block (out-of-place, maybe in-place), and the environment columns named."""
     blocks, told = _text_blocks(lines)
     from_json, also = _json_blocks(json)
     blocks, from_json = _believed(blocks, sizes), _believed(from_json, sizes)
@@ -464,10 +430,9 @@ def read_rows(
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """The error lines of a failed benchmark, else its last; and a launcher's, which names nodes."""
+    """The error lines of a failed benchmark, else its last; a launcher's line names nodes."""
     told = [line.strip() for line in lines if line.strip() and not output.MEANT_AS_ROW.search(line)]
     of_launcher = [line for line in told if _LAUNCHERS.match(line)]
-    # Comment lines are the table's header, which does not explain a failure.
     own = [line for line in told if not _LAUNCHERS.match(line) and not line.startswith("#")]
     words = ([line for line in own if _FAILURE.search(line)] or own)[-3:]
     words += of_launcher[:1] if words else of_launcher[:3]
@@ -522,17 +487,13 @@ def _told(run: output.Run) -> output.Row:
 
 
 def _believed(blocks: Sequence[list[output.Row]], sizes: Sequence[int]) -> list[list[output.Row]]:
-    """The blocks before the first one that is torn or not of the expected size."""
     pairs = zip(blocks, cycle(sizes), strict=False)
     good = takewhile(lambda pair: pair[0] and pair[0][0]["size_bytes"] == pair[1], pairs)
     return [block for block, _ in good]
 
 
 def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:
-    """Why the communicators differ from the setting's, or None when they agree or are unknown.
-
-    nccl-tests prints the colour of each rank as its group (`src/util.cu`, writeDeviceReport).
-    """
+    """Why communicators are not the setting's, or None; groups are colours (`src/util.cu`)."""
     groups: dict[int, list[output.RankLine]] = defaultdict(list)
     for line in output.rank_lines(lines):
         groups[line.group].append(line)
@@ -557,11 +518,7 @@ def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:
 
 
 def comm_logs(folder: Path) -> list[list[str]]:
-    """NCCL's log lines in a launch's folder, one list for each communicator.
-
-    Each rank writes a file of its own (`schedule.environment`), and the first rank of a
-    communicator logs its calls.
-    """
+    """NCCL's log lines by communicator: each rank has a file, and a first rank logs the calls."""
     paths = sorted(folder.glob("nccl.*.log"))
     files = [path.read_text(errors="replace").splitlines() for path in paths]
     told = [lines for lines in files if any(logged_calls(lines))]
@@ -571,12 +528,10 @@ def comm_logs(folder: Path) -> list[list[str]]:
 def choices_of(
     logs: Sequence[Sequence[str]], file: SweepFile, launch: Launch, grid: Grid
 ) -> list[Choice | None]:
-    """What ran in each block of a read-back launch, where the logs of all communicators agree.
+    """What ran in each block of a read-back launch; None where calls or communicators differ.
 
-    NCCL prints one line for each call of rank 0, in the order of the calls (NCCL 2.20 and later;
-    channels from 2.24 on). That order is known (warm-up, then block by block), so every line
-    belongs to one trial. None where a block's calls differ or are unnamed; shorter than the grid
-    where a log ends early (a crash), and empty where it is not one of these calls.
+    NCCL logs rank 0's calls in order (2.20 and later; channels from 2.24). A crash ends the list
+    early; a log of other calls gives an empty one.
     """
     counts = schedule.calls_of(launch, file)
     warmup = sum(count for _, count in schedule.warmup_of(launch.setting, grid, counts))
@@ -584,7 +539,7 @@ def choices_of(
     for log in logs:
         calls = list(logged_calls(log))[warmup:]
         found: list[Choice | None] = []
-        # With a single size nothing else reveals a miscount of calls.
+        # With one size nothing else reveals a miscount.
         whole = len(calls) <= len(grid.blocks) * counts.per_block
         places = range(0, len(calls) if whole else 0, counts.per_block)
         for place, wanted in zip(places, cycle(grid.benchmark_bytes), strict=False):
@@ -601,7 +556,7 @@ def choices_of(
 
 
 def keep_costs(out: Path, file: SweepFile, launch: Launch, log: Sequence[str]) -> None:
-    """Keep the cost table of a log's TUNING section as a part of `costs`, if it holds just one."""
+    """Write the cost table of a log's TUNING section, if it holds just one."""
     run = output.Run(0)
     for line in log:
         if " Bytes -> " not in line:

@@ -1,22 +1,14 @@
-"""Launchers: what to start on this machine for a program that runs as ranks on nodes; running it.
+"""Launchers: what to start on this machine for ranks on nodes, and running it.
 
 local   the program itself: one process that drives all GPUs (`-g N` of nccl-tests)
-mpirun  Open MPI 4 and 5. It forwards output in chunks, not lines, so two ranks may share a line:
-        nccl-tests prints its tables from one rank, and NCCL's logs must go to NCCL_DEBUG_FILE
-srun    a step of the current Slurm allocation. Output keeps srun's line buffering, since with
-        --unbuffered lines of several ranks mix. Variables go through srun's own environment:
-        `--export=NAME=VALUE` cuts values at commas. How ranks find each other is the cluster's
-        matter: for Open MPI, put `--mpi=pmix` into extra_args
+mpirun  Open MPI 4 and 5; ranks may share a line, so that NCCL's logs must go to NCCL_DEBUG_FILE
+srun    a step of the Slurm allocation. With --unbuffered lines of ranks would mix; `--export` cuts
+        values at commas, so that variables go through srun's own environment
 sbatch  srun, inside the batch job that runs the sweep (`batch.py`)
 
-Containers: Pyxis is a plugin of srun, and its options are srun's (github.com/NVIDIA/pyxis, wiki
-"Usage"). Apptainer (apptainer.org, user guide: "Bind Paths and Mounts", "Environment and Metadata")
-is a program before every rank.
-
-A program runs in a session of its own, so that a terminal's Ctrl-C reaches us only, who then decide
-(`Interrupt`). To end it, a signal goes to the leader's process group first, since srun and mpirun
-end their ranks on other nodes when asked. What is left after that is killed by session: mpirun
-gives each local rank a group of its own.
+A program has a session of its own, so that Ctrl-C reaches us only (`Interrupt`). To end it, a
+signal goes to the leader's group, since srun and mpirun end their ranks elsewhere when asked; the
+rest is killed by session, since mpirun gives each local rank a group of its own.
 """
 
 import hashlib
@@ -46,16 +38,16 @@ LauncherKind = Literal["local", "mpirun", "srun", "sbatch"]
 
 
 class ContainerSettings(Table):
-    """The container that every rank runs in."""
+    """The container of every rank: Pyxis is options of srun, Apptainer a program before each."""
 
     runtime: Literal["pyxis", "apptainer"]
     image: str
-    #: `host:container[:options]`, as the runtime writes it.
+    #: `host:container[:options]`.
     mounts: tuple[str, ...] = ()
 
 
 class LauncherSettings(Table):
-    """The `[launcher]` table of a sweep file; all options are passed through as written."""
+    """The `[launcher]` table; all options are passed through as written."""
 
     kind: LauncherKind = "local"
     extra_args: tuple[str, ...] = ()
@@ -68,7 +60,7 @@ class LauncherSettings(Table):
 
     @property
     def is_distributed(self) -> bool:
-        """Whether ranks are processes of their own: a benchmark built with MPI, and `-g 1`."""
+        """Whether ranks are processes of their own (MPI, and `-g 1`)."""
         return self.kind != "local"
 
     @property
@@ -78,27 +70,25 @@ class LauncherSettings(Table):
 
     @property
     def grace_s(self) -> float:
-        """Seconds to end ranks: Slurm's SIGKILL comes after 30 (KillWait), srun waits 2 more."""
+        """Seconds to end ranks: Slurm kills after 30 (KillWait), srun waits 2 more."""
         return 40.0 if self.is_slurm else 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """A program to run on nodes: `ranks_per_node` processes on each of `num_nodes`."""
+    """A program as `ranks_per_node` processes on each of `num_nodes`."""
 
-    #: The program and its arguments, as they are inside the container where there is one.
+    #: As inside the container.
     argv: tuple[str, ...]
-    #: What must be set on every rank.
     env: Mapping[str, str] = field(default_factory=dict)
     num_nodes: int = 1
     ranks_per_node: int = 1
-    #: What must be absent on every rank.
     unset: tuple[str, ...] = ()
-    #: Whether it runs beside another step of the same allocation.
+    #: Beside another step of the same allocation.
     overlap: bool = False
 
 
-#: An argument vector, and what must be set where it starts.
+#: Arguments, and what must be set where they start.
 _Command = tuple[tuple[str, ...], dict[str, str]]
 
 
@@ -116,18 +106,17 @@ def _mpirun(ranks: Ranks, settings: LauncherSettings) -> _Command:
     binding = {"--bind-to", "-bind-to", "--cpu-set", "--rankfile", "-rf", "--cpu-list"}
     argv = (
         "mpirun",
-        # Open MPI refuses to run as root without this option.
+        # Open MPI refuses root without it.
         *(["--allow-run-as-root"] if os.getuid() == 0 else []),
         *("-np", str(ranks.num_nodes * ranks.ranks_per_node)),
         *("--map-by", f"ppr:{ranks.ranks_per_node}:node"),
-        # Open MPI 4 binds up to two ranks to one core each, which would make NCCL's proxy threads
-        # and the benchmark share it.
+        # Open MPI 4 binds up to two ranks to a core each, for NCCL's proxy threads to share.
         *([] if binding & set(settings.extra_args) else ["--bind-to", "none"]),
         *_each("-x", [f"{name}={env[name]}" for name in sorted(env)]),
         *settings.extra_args,
         *rank,
     )
-    # Inside an allocation mpirun starts its daemons by srun, as a step that would wait for others.
+    # In an allocation mpirun's daemons are a step of srun, which would wait for others.
     beside = {"SLURM_OVERLAP": "1"} if ranks.overlap else {}
     return argv, {**env, **beside}
 
@@ -136,21 +125,21 @@ def _srun(ranks: Ranks, settings: LauncherSettings) -> _Command:
     rank, env = _in_container(ranks, settings)
     container, options = settings.container, list[str]()
     if container is not None and container.runtime == "pyxis":
-        # By name the image is imported once on a node and not for each launch; the first makes it.
+        # By name an image is imported once on a node.
         digest = hashlib.sha256(container.image.encode()).hexdigest()[:8]
         options = [f"--container-image={container.image}", f"--container-name=dynamiccl-{digest}"]
         if container.mounts:
             options.append(f"--container-mounts={','.join(container.mounts)}")
         if env:
-            # Without it a variable that the image sets too keeps the image's value.
+            # Else a variable keeps the image's value.
             options.append(f"--container-env={','.join(sorted(env))}")
     argv = (
         "srun",
         *("-N", str(ranks.num_nodes), "-n", str(ranks.num_nodes * ranks.ranks_per_node)),
         f"--ntasks-per-node={ranks.ranks_per_node}",
-        # Said outright: a job submitted with --export=NONE would start steps without variables.
+        # Else a job submitted with --export=NONE starts steps without variables.
         "--export=ALL",
-        # A rank that dies leaves the others waiting for it.
+        # Else the others wait for a dead rank.
         "--kill-on-bad-exit=1",
         *(["--overlap"] if ranks.overlap else []),
         *options,
@@ -164,7 +153,7 @@ _COMMANDS: Final = {"local": _local, "mpirun": _mpirun, "srun": _srun, "sbatch":
 
 
 def command(ranks: Ranks, settings: LauncherSettings) -> tuple[str, ...]:
-    """What to start on this machine for `ranks`; InvalidSweep where the launcher cannot do that."""
+    """What to start on this machine; InvalidSweep where the launcher cannot do that."""
     container = settings.container
     if ranks.num_nodes > 1 and not settings.is_distributed:
         raise InvalidSweep(
@@ -183,10 +172,7 @@ def command(ranks: Ranks, settings: LauncherSettings) -> tuple[str, ...]:
 
 
 def map_into_container(path: str, container: ContainerSettings | None) -> str:
-    """Where an absolute path of the host lies inside the container; the innermost mount counts.
-
-    Raises InvalidSweep for a path under no mount.
-    """
+    """A host's path inside the container, by the innermost mount. Raises InvalidSweep without."""
     if container is None:
         return path
     host = PurePosixPath(posixpath.normpath(path))
@@ -204,11 +190,7 @@ def map_into_container(path: str, container: ContainerSettings | None) -> str:
 
 
 def _in_container(ranks: Ranks, settings: LauncherSettings) -> _Command:
-    """What every rank runs inside its container, and the variables set where it starts, outside.
-
-    Each drops variables itself: mpirun's ranks on other nodes have their node's, an image its own.
-    Pyxis needs no words here: it is options of srun.
-    """
+    """What a rank runs, dropping variables itself (its node's, an image's), and what to set."""
     env = {**settings.env, **ranks.env}
     env = {name: value for name, value in env.items() if name not in ranks.unset}
     container = settings.container
@@ -219,8 +201,7 @@ def _in_container(ranks: Ranks, settings: LauncherSettings) -> _Command:
     argv = (*drop, *argv)
     if container is None or container.runtime == "pyxis":
         return argv, env
-    # Set under this prefix a variable wins over what the image sets, and PATH and LD_LIBRARY_PATH
-    # arrive too. The option --env would cut values at commas.
+    # These win over the image's, PATH too; --env would cut values at commas.
     inside = {f"APPTAINERENV_{name}": value for name, value in env.items()}
     binds = _each("--bind", container.mounts)
     return ("apptainer", "exec", "--nv", *binds, container.image, *argv), {**env, **inside}
@@ -230,27 +211,23 @@ def _each(option: str, values: Sequence[str]) -> list[str]:
     return [word for value in values for word in (option, value)]
 
 
-#: Seconds between looks at the clock, the leader and the interrupt while no output comes, and at
-#: what is about to end.
 _LOOK_S: Final = 0.02
-#: Seconds that output may still come after the leader's end, from a child that holds the pipe.
+#: For output after the leader's end, from a child that holds the pipe.
 _LINGER_S: Final = 0.5
-#: A longer line is handed on in pieces: a runaway log must not fill our memory.
+#: Longer lines are handed on in pieces: a runaway log must not fill our memory.
 MAX_LINE_BYTES: Final = 1 << 20
 
 
 class Interrupt:
-    """Handles the signals that end a run, as a context manager; in the main thread only.
+    """Handles the signals that end a run, in the main thread only.
 
-    The first signal sets `requested`: finish the running trial, start nothing more. Those that
-    Slurm sends before a time limit or preemption (SIGUSR1, SIGTERM) do no more than that. A second
-    Ctrl-C sets `forced`: code that waits calls `check`, and a running process is killed. A third
-    one raises KeyboardInterrupt at once, wherever the program is.
+    The first sets `requested`: finish the running trial. SIGUSR1 and SIGTERM, which Slurm sends
+    before a time limit or preemption, do no more. A second Ctrl-C sets `forced`: `check` raises,
+    and a running process is killed. A third raises KeyboardInterrupt at once.
     """
 
     def __init__(self) -> None:
         self.requested = self.forced = False
-        #: Name of the first signal; empty before it.
         self.cause = ""
         self._before: dict[signal.Signals, Any] = {}
 
@@ -264,7 +241,7 @@ class Interrupt:
             signal.signal(number, handler)
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt when the user wants to stop at once."""
+        """Raise KeyboardInterrupt after a second Ctrl-C."""
         if self.forced:
             raise KeyboardInterrupt
 
@@ -272,7 +249,7 @@ class Interrupt:
         if self.forced and number == signal.SIGINT:
             raise KeyboardInterrupt
         if self.requested:
-            # A batch job gets SIGUSR1 and then SIGTERM, at times twice: only a person insists.
+            # A batch job gets SIGUSR1 and SIGTERM, at times twice: only a person insists.
             self.forced |= number == signal.SIGINT
             return
         self.requested = True
@@ -289,17 +266,15 @@ def run_process(
 ) -> int | None:
     """Run a program to its end, or end it with all its children when it hangs.
 
-    Returns its exit status: negative = ended by that signal; None = it hung, and we ended it.
-    `patience_s`, asked at the start and after each progress, says for how many seconds the next one
-    may be awaited; `grace_s` lie between SIGTERM and SIGKILL. `on_line` takes every line of stdout
-    and stderr, and when it arrived, in seconds since the epoch; it returns whether that is
-    progress. Raises MachineError when the program cannot be started, and KeyboardInterrupt on a
-    second Ctrl-C; then no process of the program is left.
+    The exit status is negative for a signal, None for a hang. `patience_s`, asked at the start and
+    after progress, is how long the next may take; `grace_s` lie between SIGTERM and SIGKILL.
+    `on_line` takes a line and its Unix time, and says whether it is progress. Raises MachineError
+    when it cannot start, KeyboardInterrupt on a second Ctrl-C.
     """
     leader = start_session(argv, subprocess.PIPE)
     output = _Output(leader, on_line)
     is_hung, deadline = False, time.monotonic() + patience_s()
-    # Without reaping it: so its number stays its own until all of its session has ended.
+    # Not reaped, its number stays its own until all of its session has ended.
     look = (os.P_PID, leader.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     try:
         while not is_hung and os.waitid(*look) is None:
@@ -309,7 +284,6 @@ def run_process(
             is_hung = time.monotonic() >= deadline
         if not is_hung:
             output.hand_on(_LINGER_S)
-        # Whether it ended by itself or not: what it left running, too.
         end_session(leader, grace_s, meanwhile=output.hand_on)
         output.hand_on(_LINGER_S)
     except BaseException:
@@ -321,7 +295,7 @@ def run_process(
 
 
 class _Output:
-    """Hands on the lines of a program, whose pipe somebody that it left behind may hold open."""
+    """A program's lines; a process that it left behind may hold the pipe open."""
 
     def __init__(
         self, leader: subprocess.Popen[bytes], on_line: Callable[[str, float], bool]
@@ -329,11 +303,10 @@ class _Output:
         assert leader.stdout is not None
         self.pipe = leader.stdout
         self._on_line = on_line
-        #: Of the line that has no end yet.
         self._rest = b""
 
     def hand_on(self, wait_s: float = _LOOK_S) -> bool:
-        """Hand on the lines of so many seconds, or to the last; returns whether one is progress."""
+        """Hand on lines for so many seconds; whether one was progress."""
         progressed, until = False, time.monotonic() + wait_s
         while (left_s := until - time.monotonic()) > 0:
             if not select.select([self.pipe], [], [], left_s)[0]:
@@ -343,7 +316,7 @@ class _Output:
             if self._rest and (not read or len(self._rest) > MAX_LINE_BYTES):
                 whole, self._rest = [*whole, self._rest], b""
             for raw in whole:
-                # A pseudo-terminal (srun --unbuffered) ends lines with a carriage return too.
+                # srun --unbuffered: a pseudo-terminal adds a carriage return.
                 text = raw.removesuffix(b"\r").decode(errors="replace")
                 progressed |= self._on_line(text, time.time())
             if not read:
@@ -355,10 +328,7 @@ class _Output:
 def start_session(
     argv: Sequence[str], output: int | IO[bytes], *, stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    """Start a command as leader of a new session, with stdout and stderr together in `output`.
-
-    Raises MachineError when the program is not there or cannot be executed.
-    """
+    """Start a command as leader of a session, stderr in `output` too. Raises MachineError."""
     try:
         return subprocess.Popen(
             argv, stdin=stdin, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -373,15 +343,10 @@ def start_session(
 def end_session(
     leader: subprocess.Popen[bytes], grace_s: float, meanwhile: Callable[[], object] = lambda: None
 ) -> None:
-    """End the whole session: SIGTERM to its group, after `grace_s` seconds SIGKILL to all of it.
-
-    The leader is reaped here. `meanwhile` is called while waiting, e.g. to read output that would
-    block the leader. An exception meanwhile (a third Ctrl-C) cuts the grace short.
-    """
+    """SIGTERM to the group, after `grace_s` seconds SIGKILL to the session; reaps the leader."""
     if leader.returncode is not None:
         return  # reaped: its number may be somebody else's by now
     try:
-        # What has ended between our look and now is what we want; so below.
         with suppress(ProcessLookupError):
             os.killpg(leader.pid, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
@@ -389,8 +354,7 @@ def end_session(
             meanwhile()
             time.sleep(_LOOK_S)
     finally:
-        # Again and again, since a process may start another one between our look and its end; the
-        # kernel has 5 s to end it.
+        # Again, since processes may start others meanwhile; the kernel has 5 s to end them.
         deadline = time.monotonic() + 5.0
         while (members := _members(leader.pid)) and time.monotonic() < deadline:
             for pid in members:
@@ -402,14 +366,14 @@ def end_session(
 
 
 def _members(session: int) -> list[int]:
-    """Living processes of a session, from /proc/PID/stat (proc(5): fields 3 state, 6 session)."""
+    """Living processes of a session (proc(5): stat fields 3 state, 6 session)."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             text = (entry / "stat").read_bytes()
         except (FileNotFoundError, ProcessLookupError):
             continue  # ended since we listed it
-        # The name stands in brackets and may hold spaces and brackets itself.
+        # The name in brackets may hold spaces and brackets.
         fields = text[text.rindex(b")") + 2 :].split()
         if int(fields[3]) == session and fields[0] not in {b"Z", b"X"}:
             found.append(int(entry.name))

@@ -1,11 +1,8 @@
-"""Plain lines of whatever file a log lies in: the one place before all readers of text.
+"""Plain lines of whatever file a log lies in, without colours, envelopes and prefixes.
 
-    bytes -> unpacked (gzip, bzip2, xz) -> decoded (UTF-8, UTF-16)
-          -> without colours, envelopes and prefixes -> lines
-
-A prefix is what launchers, containers and log collectors put before each line, in any nesting: a
-time, a rank, a host, a pod. Those of `_PREFIXES` are known; what else stands before nccl-tests'
-own header lines is learned from them. An envelope is a JSON object of which one text is the line.
+A prefix is what launchers, containers and log collectors put before a line, in any nesting. Those
+of `_PREFIXES` are known; others are learned from what stands before nccl-tests' header lines. An
+envelope is a JSON object of which one text is the line.
 """
 
 import bz2
@@ -27,21 +24,20 @@ _PACKED: Final[dict[bytes, Callable[..., Any]]] = {
     b"BZh": bz2.open,
     b"\xfd7zXZ\0": lzma.open,
 }
-#: How files begin that hold text, and what to do with them.
 _NO_TEXT: Final = {
     b"PK\x03\x04": "a zip archive or a spreadsheet, which is not read; unpack it, or save the "
     "sheet as CSV",
     b"\x28\xb5\x2f\xfd": "packed by zstd, which is not read; unpack it (zstd -d)",
     b"<!DOCTYPE html": "a web page, which is not read; save the raw text",
 }
-#: Beginnings of text -> its encoding; PowerShell's `>` writes UTF-16, with a mark or without.
+#: PowerShell's `>` writes UTF-16, with a mark or without.
 _ENCODINGS: Final = (
     (rb"\xff\xfe(?:[\t\r\n\x1b -~]\0){3}|\xfe\xff(?:\0[\t\r\n\x1b -~]){3}", "utf-16"),
     (rb"(?:[\t\r\n\x1b -~]\0){8}", "utf-16-le"),
     (rb"(?:\0[\t\r\n\x1b -~]){8}", "utf-16-be"),
     (b"", "utf-8-sig"),
 )
-#: Colours, also where ESC was lost or printed as `^[`; titles and other controls of a terminal.
+#: Colours, also where ESC was lost or is `^[`; titles and other controls.
 _CONTROLS: Final = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[()][0-9A-B]|\x1b[=>78M]"
     r"|(?:\^\[)?\[\d{1,3}(?:;\d{1,3})*m|\^\[\[m|\ufeff"
@@ -53,7 +49,7 @@ _TIME: Final = (
     rf"(?:{_DATE}[T ,] ?{_CLOCK}(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
     rf"|(?:[A-Z][a-z]{{2}} )?{_MONTH},? (?:\d{{4}} )?{_CLOCK}(?: \d{{4}})?|{_CLOCK})"
 )
-#: Each begins at the line's first character and ends with the space that it brings.
+#: From the first character to the space behind.
 _PREFIXES: Final = (
     rf"[\[(]?{_TIME}[\])]?(?::|,| -)? ?",  # `kubectl logs --timestamps`, ts, mpirun, loggers
     r"\s+(?=#)",  # quoted in a page
@@ -70,12 +66,12 @@ _PREFIXES: Final = (
     r"[\w.-]{1,64}: (?=\s*\d+\s+\d+\s+[a-z]\w+\s)",  # pdsh, clush, before rows
 )
 _PREFIX: Final = re.compile(f"(?:{'|'.join(_PREFIXES)})+")
-#: A line without any of these, as rows are, has nothing of all that.
+#: Rows have none of these.
 _MARK: Final = re.compile(r"[:\])|{\x1b^\ufeff]|\[\d")
-#: One line of text in an object: docker's json-file, Fluent Bit, journald, cloud logs.
+#: docker's json-file, Fluent Bit, journald, cloud logs.
 _TEXT_KEYS: Final = ("log", "message", "MESSAGE", "msg", "textPayload", "text", "line")
 _ENVELOPE: Final = re.compile(rf'\s*\{{.*"(?:{"|".join(_TEXT_KEYS)})"\s*:\s*".*\}}\s*$', re.DOTALL)
-#: A header line of nccl-tests behind something that is no row and no line of NCCL's.
+#: A header of nccl-tests behind what is no row and no line of NCCL's.
 _BEHIND: Final = re.compile(
     r"(?!\s*\d+\s|.*NCCL)([^#\n]{0,159}[^#\s\n] *)(?:#?\s*size\s+(?:count|time)\s|#\s*(?:nThread \d"
     r"|Rank\s+\d+\s|Using devices|nccl-tests version|Collective test |Out of bounds|Avg bus band))"
@@ -84,11 +80,7 @@ _BEHIND: Final = re.compile(
 
 @contextmanager
 def opened(path: Path) -> Iterator[TextIO]:
-    """The text of a file, unpacked and decoded; bytes that are no text become U+FFFD.
-
-    Raises CorruptFile for a damaged one, also while it is read, OutputError for what is no text,
-    and OSError.
-    """
+    """Unpacked and decoded text. Raises CorruptFile (while read, too), OutputError and OSError."""
     with path.open("rb") as file:
         first = file.read(8)
     unpack = next((each for magic, each in _PACKED.items() if first.startswith(magic)), open)
@@ -104,16 +96,16 @@ def opened(path: Path) -> Iterator[TextIO]:
         with unpack(path, "rt", encoding=encoding, errors="replace") as text:
             yield text
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-        # The system's own errors have a number, those of unpacking have none.
+        # The system's errors have a number, those of unpacking none.
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise CorruptFile(f"{path} is damaged: {error}; copy it again") from error
 
 
 def plain_lines(lines: Iterable[str]) -> Iterator[str]:
-    """The lines as the program printed them; one of each, but for envelopes of several."""
+    """Lines as the program printed them; one for each, but for envelopes of several."""
     rest = iter(lines)
-    # Of these the prefix is looked for before the first is read.
+    # Prefixes are learned before the first is read.
     beginning = list(islice(rest, 2_000))
     shapes = {shape for line in beginning for shape in map(_shape, _texts(line)) if shape}
     learned: re.Pattern[str] | None = None
@@ -129,7 +121,7 @@ def plain_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def unwrapped(file: Iterable[str]) -> Iterator[str]:
-    """The lines as they are, or their text where the first is in an envelope or behind a prefix."""
+    """As they are, or their text where the first is in an envelope or behind a prefix."""
     lines = iter(file)
     first = [*islice(lines, 1)]
     rest = chain(first, lines)
@@ -137,13 +129,13 @@ def unwrapped(file: Iterable[str]) -> Iterator[str]:
 
 
 def without_prefix(line: str) -> str:
-    """The line without the prefixes that are known."""
+    """Without known prefixes."""
     found = _PREFIX.match(line)
     return line[found.end() :] if found else line
 
 
 def _texts(line: str) -> list[str]:
-    """What is in a line, without colours and known prefixes: itself, or lines of an envelope."""
+    """A line without colours and prefixes, or those of an envelope."""
     if not _MARK.search(line):
         return [line]
     text = without_prefix(_CONTROLS.sub("", line))
@@ -159,7 +151,7 @@ def _texts(line: str) -> list[str]:
 
 
 def _shape(text: str) -> str | None:
-    """A pattern of what stands before a header line of nccl-tests, numbers left open; or None."""
+    """A pattern of what stands before a header of nccl-tests, numbers left open."""
     found = _BEHIND.match(text)
     before = re.sub(r"(?:\\ )+", " +", re.escape(found[1])) if found else None
     return before and re.sub(r"\d+", r"\\d+", before)

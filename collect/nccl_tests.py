@@ -1,15 +1,8 @@
-"""Makes measurements of what nccl-tests left, text or JSON.
+"""Makes measurements of what nccl-tests left, text (output.py) or JSON.
 
-    text ── output.py ──> rows (dicts) and runs ── facts of each run ──> measurements, NCCL's costs
-    JSON ── read_json ──> the same
-
-The rule is that nothing is guessed. A fact needs one value; where the output gives two, or a
-number that its own bandwidths contradict, the column stays null and the report says why. The
-collective comes from the program's name inside the output (header, tail, or the one command shown),
-else from the option `collective`, else from columns and bandwidths that can be of one only, else,
-and this is reported, from the name of the file. What the columns contradict is refused.
-
-Rows become columns a chunk at a time, since there may be millions.
+Nothing is guessed: where the output gives two values, or a number that its own bandwidths
+contradict, the column stays null and the report says why. The collective comes from the program's
+name, else the option `collective`, else columns and bandwidths, else (reported) the file's name.
 """
 
 import re
@@ -51,33 +44,28 @@ from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
 from dynamiccl.simulator.toml_table import first_problem
 from dynamiccl.sizes import MAX_SIZE_BITS
 
-#: Rows of one table, by the kind of table; parts of a data set.
 Part = tuple[str, pa.Table]
 
-#: Rows in one part; all columns of them are about 25 MiB.
+#: About 25 MiB.
 _PART_ROWS: Final = 65_536
-#: Rows that are held as dicts before they become columns.
 CHUNK_ROWS: Final = 32_768
 
-#: Types of columns while they are read; what repeats in nearly all rows is kept once.
+#: What repeats in nearly all rows is kept once.
 _TYPES: Final[dict[str, Any]] = {
     **pl.Schema(MEASUREMENTS),
     **dict.fromkeys(("datatype", "reduction_op"), pl.Categorical),
     RUN: pl.UInt32,
 }
-#: Columns that some outputs have.
 _OPTIONAL: Final = (*PER_ITERATION, "iteration_times_us", "process_times_us")
 _CHOICE: Final = (RUN, "size_bytes", "actual_algorithm", "actual_protocol", "actual_num_channels")
 _BANDWIDTHS: Final = ("algbw_gbytes_per_s", "busbw_gbytes_per_s")
-#: What makes two rows of a run repeats of one measurement.
+#: Equal here: repeats of one measurement.
 _CELL: Final = (RUN, "size_bytes", "datatype", "in_place")
 
-#: From so many ranks on the ratios of bus to algorithm bandwidth are alike.
+#: From here on the ratios of bus to algorithm bandwidth are alike.
 _ALIKE_RANKS: Final = 257
-#: (Whether it has an operation, a root) -> the collectives whose rows are so. Older releases print
-#: for Reduce `redop` and `root`, for AllReduce and ReduceScatter `redop` alone, for Broadcast
-#: `root` alone, for AllGather and AlltoAll neither; newer ones both, `none` for no operation and -1
-#: for no root. AlltoAll may name the column `redop` in its header and print nothing below it.
+#: (Has an operation, a root) -> collectives. Older releases print what one has; newer ones both,
+#: `none` for no operation and -1 for no root. AlltoAll may have an empty column `redop`.
 _BY_COLUMNS: Final = {
     (True, True): (Collective.Reduce,),
     (True, False): (Collective.AllReduce, Collective.ReduceScatter),
@@ -89,8 +77,6 @@ _IN_FILE_NAME: Final = re.compile(
     r"|broadcast|scatter|gather|reduce)(?![a-z])"
 )
 
-# --- What the caller knows ---
-
 
 CollectiveName = Annotated[str, AfterValidator(lambda text: Collective.parse(text).wire)]
 Count = Annotated[int, Field(ge=1, lt=1 << MAX_SIZE_BITS)]
@@ -98,43 +84,38 @@ _System = Annotated[str, AfterValidator(partial(check_slug, what="system"))]
 
 
 class Known(BaseModel):
-    """What a CSV, or the caller, says of rows; a name that is none of NCCL's raises UnknownName."""
+    """What a CSV, or the caller, says of rows. Raises UnknownName."""
 
     gpu: str | None = None
     num_nodes: Count | None = None
     nccl_version: Annotated[str, AfterValidator(lambda t: str(NcclVersion.parse(t)))] | None = None
     collective: CollectiveName | None = None
-    #: What was requested of NCCL.
     algorithm: Annotated[str, AfterValidator(lambda t: Algorithm.parse(t).wire)] | None = None
     protocol: Annotated[str, AfterValidator(lambda t: Protocol.parse(t).wire)] | None = None
     num_channels: Count | None = None
 
 
 class ImportOptions(Known):
-    """What the caller knows about the files. What a file itself says wins, except where noted.
-
-    Raises UserError for names that are not known, and ValidationError for numbers below 1.
-    """
+    """What the caller knows; what a file itself says wins. Raises UserError, ValidationError."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    #: Hive directory. Benchmark output does not name it; of a CSV it replaces the `system` column.
+    #: Of a CSV it replaces the `system` column.
     system: _System | None = None
-    #: Hive directory; None = the folder of a benchmark output, the stem of a CSV file.
+    #: None = the folder of a benchmark output, the stem of a CSV.
     sweep: Annotated[str, AfterValidator(partial(check_slug, what="sweep"))] | None = None
     num_ranks: Count | None = None
-    #: TOML file with facts of known systems.
     systems_file: Path | None = None
-    #: Columns of a CSV that have other names: OURS=THEIRS,...
+    #: OURS=THEIRS,... of a CSV.
     foreign_columns: str | None = None
 
     @cached_property
     def facts(self) -> dict[str, Row]:
-        """What the systems file says, by the name of the system; raises as `load_systems`."""
+        """What the systems file says, by system; raises as `load_systems`."""
         return load_systems(self.systems_file)
 
     def columns(self, path: Path, described: str = "") -> Row:
-        """System, sweep and facts of the system, of all rows of a file, or of a CSV's system."""
+        """System, sweep and facts of the system, for all rows of a file."""
         system = self.system or slug(described)
         folder = path.stem if described else path.resolve().parent.name
         facts = {"system": system, **self.facts.get(system, {})}
@@ -142,11 +123,9 @@ class ImportOptions(Known):
 
 
 class _SystemFacts(BaseModel):
-    """Facts of one system; None = unknown. Names and units are those of the schema's columns."""
-
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    #: New hive directory, where the one in the data is unwieldy.
+    #: New name, where the one in the data is unwieldy.
     system: _System | None = Field(default=None, alias="name")
     compute_capability: float | None = Field(default=None, ge=3.0, le=100.0)
     nvlink_generation: int | None = Field(default=None, ge=0, le=100)
@@ -162,10 +141,7 @@ _SYSTEMS: Final = TypeAdapter(dict[Literal["systems"], dict[str, _SystemFacts]])
 
 
 def load_systems(path: Path | None) -> dict[str, Row]:
-    """Read a systems file (`[systems."b300-nvlink"]`): columns of each, a new name among them.
-
-    Raises MissingPath, and UserError with table, key, value and choices.
-    """
+    """Columns of each `[systems.NAME]`; raises MissingPath and UserError."""
     if path is None:
         return {}
     if not path.is_file():
@@ -180,16 +156,8 @@ def load_systems(path: Path | None) -> dict[str, Row]:
     return {name: facts.model_dump(exclude_none=True) for name, facts in tables.items()}
 
 
-# --- One file ---
-
-
 def read_file(path: Path, base: Row, options: ImportOptions, report: FileReport) -> Iterator[Part]:
-    """Yield what one file tells: text of nccl-tests or a log of NCCL's, or JSON (`report.format`).
-
-    `base` holds the columns that the whole file shares: system, sweep, source and topology facts,
-    and `run` as the stem of the runs' names. Raises OutputError, with the line that says why, when
-    the file holds no row and no cost table, and what `read_json` raises.
-    """
+    """Yield what a file tells. Raises OutputError without a row or costs, and as `read_json`."""
     if report.format == Source.NCCL_TESTS_JSON.value:
         halves, run = read_json(path, report)
         yield from _parts(_gathered([halves]), [run], base, options, report)
@@ -206,10 +174,7 @@ def read_file(path: Path, base: Row, options: ImportOptions, report: FileReport)
 
 
 def _failed(runs: Sequence[Run], report: FileReport) -> Iterator[list[Row]]:
-    """Rows without a time, of the first size, for runs that ended before their first row.
-
-    The last one may go on behind the end of the file, unless it says that it failed.
-    """
+    """Rows without a time, for runs that ended before a row; the last one may go on."""
     for run in runs if report.rows_read else ():
         line = None if run.failure is None else run.failure[0]
         is_over = line is not None or (run.marks and run is not runs[-1])
@@ -235,7 +200,6 @@ def _no_row(path: Path, runs: Sequence[Run], report: FileReport) -> str:
 
 
 def _gathered(rows: Iterable[list[Row]]) -> pl.DataFrame:
-    """Rows as columns; the dicts live no longer than a chunk."""
     halves, chunks = chain.from_iterable(rows), list[pl.DataFrame]()
     while (chunk := list(islice(halves, CHUNK_ROWS))) or not chunks:
         if any("compute_alone_tflops" in half for half in chunk):
@@ -252,10 +216,7 @@ def _gathered(rows: Iterable[list[Row]]) -> pl.DataFrame:
 def _parts(
     rows: pl.DataFrame, runs: Sequence[Run], base: Row, options: ImportOptions, report: FileReport
 ) -> Iterator[Part]:
-    """Yield the measurements of one output in tables of at most `_PART_ROWS` rows, and its costs.
-
-    A run of which it is not known what it measured is left out, and the report counts its rows.
-    """
+    """Yield the measurements of known runs in tables of `_PART_ROWS`, then costs."""
     known: dict[int, Row] = {}
     choices: list[tuple[Any, ...]] = []
     costs: list[Row] = []
@@ -285,7 +246,7 @@ def _parts(
 def _choices(
     run: Run, collective: Collective, num_ranks: int | None, report: FileReport
 ) -> list[tuple[Any, ...]]:
-    """What NCCL ran for each size (columns `_CHOICE`), where its log does not contradict itself."""
+    """What NCCL ran for each size (`_CHOICE`), where its log does not contradict itself."""
     choices, disagreeing = run.nccl.choices(collective, num_ranks)
     if disagreeing:
         sizes = ", ".join(map(str, disagreeing[:4]))
@@ -294,7 +255,6 @@ def _choices(
 
 
 def _costs(run: Run, facts: Row, report: FileReport) -> list[Row]:
-    """NCCL's cost table of a run, if exactly one was logged of NCCL's own choice."""
     table = run.nccl.cost_table()
     if table and facts["is_default"]:
         return cost_rows(table, facts)
@@ -305,7 +265,6 @@ def _costs(run: Run, facts: Row, report: FileReport) -> list[Row]:
 
 
 def _table(rows: pl.DataFrame, known: Mapping[int, Row], ran: pl.DataFrame) -> pa.Table:
-    """Measurements of some rows, with the columns of their run and what NCCL ran."""
     quiet = {"interference_kind": QUIET, "interference_level": 0.0}
     cells = rows.select(_CELL).unique(maintain_order=True)
     trials = [trial_id({**known[cell[RUN]], **cell, **quiet}) for cell in cells.to_dicts()]
@@ -332,19 +291,13 @@ def _table(rows: pl.DataFrame, known: Mapping[int, Row], ran: pl.DataFrame) -> p
     return columns_table({name: arrow[name] for name in arrow.column_names}, arrow.num_rows)
 
 
-# --- What is known of a run ---
-
-
 class _Facts:
-    """What is known of all rows of a run, by its output, NCCL's log, its rows, and the caller."""
-
     def __init__(
         self, run: Run, rows: pl.DataFrame, options: ImportOptions, report: FileReport
     ) -> None:
         self._run, self._options, self._remark = run, options, report.remark
         self._file_name = Path(report.path).name.lower()
         self._rows = _evidence(rows) if rows.height else None
-        #: None where it is not known, and for what is no run of a benchmark.
         self.collective: Collective | None = None
         is_told = bool(run.marks or run.commands)
         if is_told and run.failure is not None:
@@ -368,7 +321,7 @@ class _Facts:
             self._rows = None
 
     def columns(self) -> Row:
-        """The columns; without rows, those that NCCL's log tells of its communicator."""
+        """Without rows, those that NCCL's log tells of its communicator."""
         run, options, ranks = self._run, self._options, self._run.ranks
         num_ranks = self._num_ranks()
         num_nodes = self._num_nodes(num_ranks)
@@ -400,12 +353,10 @@ class _Facts:
 
     @property
     def _program(self) -> str | None:
-        """What the output calls itself, or the one command that is shown."""
         commands = self._run.commands
         return self._run.program or (min(commands) if len(commands) == 1 else None)
 
     def _collective(self, rows: Row) -> Collective | str:
-        """What the run measured, or why that is not known."""
         asked, possible = self._options.collective, _by_columns(rows)
         if self._program is not None:
             return self._named(self._program, rows, possible)
@@ -425,7 +376,6 @@ class _Facts:
         return possible[0]
 
     def _named(self, program: str, rows: Row, possible: Sequence[Collective]) -> Collective | str:
-        """The collective of a program's name, unless the bandwidths contradict it."""
         told, asked = named(Collective, program), self._options.collective
         if told is None:
             return f"'{program}' is no collective of NCCL's that DynamICCL tunes"
@@ -446,7 +396,6 @@ class _Facts:
         return told
 
     def _num_ranks(self) -> int | None:
-        """The number of ranks, unless the list lacks one or the bandwidths contradict it."""
         run, rows, collective = self._run, self._rows, self.collective
         found: int | None = len(run.ranks) or self._one(run.nccl.num_ranks, "number of ranks")
         found = found or self._options.num_ranks
@@ -464,10 +413,7 @@ class _Facts:
         return None
 
     def _num_nodes(self, num_ranks: int | None) -> int | None:
-        """NCCL's nNodes: from its log, from the caller (NVL72, NCCL_HOSTID), or by the hosts.
-
-        Ranks that seem to share a GPU have host ids of their own, or each sees its own GPU only.
-        """
+        """NCCL's nNodes: from its log, the caller (NVL72, NCCL_HOSTID), or the hosts."""
         ranks, nodes = self._run.ranks, self._run.nccl.num_nodes
         told: int | None = self._one(nodes, "number of nodes") or self._options.num_nodes
         if told and num_ranks and num_ranks < told:
@@ -484,9 +430,8 @@ class _Facts:
         return None
 
     def _request(self) -> Row:
-        """The requested config and the profile, as shell, NCCL's log, or else the caller say."""
         settings, options = self._settings(), self._options
-        # The costs of a job's log are of all collectives; AllReduce stands for them.
+        # A job's costs are of all collectives.
         asked_of = Collective.AllReduce if self.collective is None else self.collective
         of_config = {"algorithm", "protocol", "num_channels"}
         told = options.model_dump(include=of_config, exclude_none=True)
@@ -505,7 +450,6 @@ class _Facts:
         return {**columns, "default_scope": scope_of(columns["launch_profile"])}
 
     def _settings(self) -> Settings:
-        """What was set; the report says what of it cannot be read, or is kept in other words."""
         settings = self._run.in_force
         for name, value in settings.items():
             if value is None:
@@ -518,7 +462,6 @@ class _Facts:
         return settings
 
     def _one(self, values: Collection[Any], what: str, asked: Any = None) -> Any:
-        """The one value, or what the caller says; None of several others, which the report says."""
         if len(values) < 2 or asked in values:
             return asked if asked in values else next(iter(values), asked)
         listed = ", ".join(map(str, sorted(values)[:4]))
@@ -527,14 +470,13 @@ class _Facts:
 
 
 def ranks_per_node(num_ranks: int | None, num_nodes: int | None) -> int | None:
-    """When all nodes have equally many; else None."""
+    """None where nodes have unequal numbers."""
     if not num_ranks or not num_nodes or num_ranks % num_nodes:
         return None
     return num_ranks // num_nodes
 
 
 def _evidence(rows: pl.DataFrame) -> Row:
-    """What the rows of a run show: operations, roots, and the bandwidths with the most digits."""
     # From 10^4 on bandwidths are printed without decimals.
     exact = rows.select(pl.when(pl.col(_BANDWIDTHS[0]) < 1e4).then(_BANDWIDTHS[0])).to_series()
     best = exact.arg_max()
@@ -550,17 +492,16 @@ def _listed(collectives: Iterable[Collective]) -> str:
 
 
 def _by_columns(rows: Row) -> list[Collective]:
-    """The collectives that rows can be of, by their columns and the ratio of their bandwidths."""
     operations = rows["operations"]
     found = _BY_COLUMNS[not operations <= {None, "none"}, rows["has_root"]]
     if rows["has_root"] and operations == {None}:
-        # Older columns, when nothing but Broadcast had a root and no operation.
+        # Older columns: only Broadcast had a root and no operation.
         found = (Collective.Broadcast,)
     return [each for each in found if _fits(rows, each, *range(1, _ALIKE_RANKS))]
 
 
 def _may_have(rows: Row, told: Collective) -> bool:
-    """Whether a collective has the rows' operations; some releases print `sum` for SendRecv."""
+    """Some releases print `sum` for SendRecv."""
     if told in _BY_COLUMNS[True, True] + _BY_COLUMNS[True, False]:
         return bool(rows["operations"] != {"none"})
     may_print_one = told not in {Collective.Broadcast, Collective.AllGather}
@@ -568,7 +509,7 @@ def _may_have(rows: Row, told: Collective) -> bool:
 
 
 def _fits(rows: Row, collective: Collective, *nums_ranks: int) -> bool:
-    """Whether the bandwidths are of one of some numbers of ranks, within their two decimals."""
+    """Whether the bandwidths are of one of these numbers of ranks, within two decimals."""
     algbw, busbw = (float(rows[name]) for name in _BANDWIDTHS)
     factors = map(collective.bus_factor, nums_ranks)
     return any(

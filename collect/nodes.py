@@ -1,17 +1,12 @@
-"""The nodes of a sweep: programs on each of them, their facts, their health, interference.
+"""The nodes of a sweep: programs on each (on_node.py), their facts, health, interference.
 
-The programs are in on_node.py. A trial may be shorter than the time between two readings of a
-sampler. So a stretch is judged by the readings inside it *and* by the last before and the first
-after it: clocks that are down just before and just after were down in between, and an error counter
-needs both to show a difference.
+A trial may be shorter than a sampler's period, so a stretch is judged by the readings inside it,
+the last before and the first after: an error counter needs both to show a difference.
 
-Of interference (`disturb`) `cpu` is busy cores. `traffic` is an endless second nccl-tests on GPUs
-that the trial leaves free, without our tuner; its level is the share of 32 channels that it may use
-(NCCL_MAX_CTAS): with Ring, bandwidth at large sizes grows about linearly with them. On eight B300
-at 128 MiB (eunomia-bpf/nccl-eBPF @14f9bca) it is 29, 59, 117, 231, 427 and 625 GB/s with 1, 2, 4,
-8, 16 and 32 channels. It meets the trial on NVSwitch, PCIe and NICs only. Products on the trial's
-own GPUs are in the process of the calls (beside.py): those of another process would get slices of
-time, and no SMs beside a call.
+`traffic` is an endless second nccl-tests on GPUs that the trial leaves free, without our tuner; its
+level is the share of 32 channels that it may use (NCCL_MAX_CTAS). With Ring at 128 MiB on eight
+B300 (eunomia-bpf/nccl-eBPF @14f9bca) 1, 2, 4, 8, 16 and 32 give 29, 59, 117, 231, 427 and 625 GB/s.
+It meets the trial on NVSwitch, PCIe and NICs only.
 """
 
 import json
@@ -40,30 +35,24 @@ from dynamiccl.doctor import Machine
 from dynamiccl.errors import InvalidSweep, MachineError
 
 _log = logging.getLogger(__name__)
-#: Takes each line of a program's output.
 _Hear = Callable[[str], object]
-#: For the last words of an ended program.
 _END_S: Final = 10.0
-#: A question to all nodes takes as long as a step takes to start; to Slurm, as it is busy.
+#: For a step to start, or a busy Slurm to answer.
 _ANSWER_S: Final = 120.0
 
 
 class Nodes:
-    """The nodes that a launcher reaches; our own programs run outside of any container."""
+    """The nodes that a launcher reaches; our programs run outside of any container."""
 
     def __init__(self, settings: launchers.LauncherSettings) -> None:
-        # Bound to the one core of its task, CPU stress would leave all others alone.
+        # Bound to its task's core, CPU stress would leave all others alone.
         unbound = ("--cpu-bind=none",) if settings.is_slurm else ()
         changes = {"container": None, "prefix": (), "extra_args": (*settings.extra_args, *unbound)}
         self._launcher = settings.model_copy(update=changes)
-        #: Whether all ranks of a node are one process.
         self.one_process = not settings.is_distributed
 
     def ask(self, argv: Sequence[str], num_nodes: int) -> list[str]:
-        """Run a program once on each node; returns its output lines, in any order.
-
-        Raises MachineError when it fails or does not end.
-        """
+        """Run a program once on each node; its lines in any order. Raises MachineError."""
         lines: list[str] = []
         with self.start(argv, num_nodes, lines.append) as program:
             program.wait_for(lambda: False, _ANSWER_S)
@@ -78,24 +67,21 @@ class Nodes:
     def start(
         self, argv: Sequence[str], num_nodes: int, hear: _Hear, *, ranks_per_node: int = 1
     ) -> Iterator["Companion"]:
-        """Run a program beside the `with`: one process on each node, or ranks of its own.
-
-        Raises MachineError where it cannot be started.
-        """
+        """Run a program beside the `with`, once on each node or as ranks. Raises MachineError."""
         ranks = launchers.Ranks(tuple(argv), {}, num_nodes, ranks_per_node, overlap=True)
         program = Companion(launchers.command(ranks, self._launcher), hear)
         try:
             yield program
         finally:
-            # In 5 s srun or mpirun end ranks elsewhere, before they are killed here.
+            # srun or mpirun end ranks elsewhere, before they are killed here.
             launchers.end_session(program.process, 5.0)
             program.process.stdin.close()  # type: ignore[union-attr]
-            # A process that it left behind may hold the pipe open: then the thread stays with it.
+            # What it left behind may hold the pipe open: the thread stays with it.
             program.reader.join(timeout=_END_S)
 
 
 class Companion:
-    """A program on the nodes, beside the launches; a thread hands on what it says."""
+    """A program beside the launches; a thread hands on what it says."""
 
     def __init__(self, argv: Sequence[str], hear: _Hear) -> None:
         self.text = shlex.join(argv)
@@ -103,16 +89,15 @@ class Companion:
         self._lines: deque[str] = deque(maxlen=20)
         self.reader = threading.Thread(target=self._read, args=(hear,), daemon=True)
         self.reader.start()
-        # So that it ends when we do. One that has ended already tells that by its silence.
+        # So that it ends when we do; its silence tells when it has.
         with suppress(BrokenPipeError):
             os.write(self.process.stdin.fileno(), HELLO)  # type: ignore[union-attr]
 
     def wait_for(self, done: Callable[[], bool], patience_s: float) -> bool:
-        """Wait until `done()`, or until it closed its output; returns `done()`."""
+        """Wait until `done()`, or until it closed its output."""
         deadline = time.monotonic() + patience_s
         while not done() and time.monotonic() < deadline:
             if not self.reader.is_alive():
-                # It is ending, and its status says why.
                 with suppress(subprocess.TimeoutExpired):
                     self.process.wait(timeout=_END_S)
                 break
@@ -133,10 +118,7 @@ class Companion:
 
 
 def ask_nodes(nodes: Nodes, num_nodes: int, environ: Mapping[str, str]) -> dict[str, Any]:
-    """What all nodes have alike: columns of a measurement, and `num_gpus` of each node.
-
-    Facts on which nodes differ are left out, with a warning; MIG on any node counts as MIG.
-    """
+    """What all nodes have alike: columns, and `num_gpus` of each; MIG on any counts as MIG."""
     said = map(_object_in, nodes.ask(FACTS_ARGV, num_nodes))
     found = [facts for facts in said if "nvml_error" in facts]
     if len(found) != num_nodes:
@@ -159,7 +141,7 @@ def ask_nodes(nodes: Nodes, num_nodes: int, environ: Mapping[str, str]) -> dict[
 
 
 def _object_in(line: str) -> dict[str, Any]:
-    """The JSON object of a line, which a launcher may label with a rank; {} in one of its own."""
+    """A line's JSON object, behind a launcher's label; or {}."""
     found: dict[str, Any] = {}
     with suppress(ValueError):
         found = json.loads(line[line.index("{") :])
@@ -167,45 +149,42 @@ def _object_in(line: str) -> dict[str, Any]:
 
 
 def exclusive(job: str) -> bool | None:
-    """Whether a Slurm job has its nodes to itself; None if unknown, as where no scontrol is."""
+    """Whether a Slurm job has its nodes to itself; None if unknown."""
     said = Machine().run("scontrol", "show", "job", job, limit_s=_ANSWER_S)
-    # slurm.conf(5) and `src/api/job_info.c`, Slurm 22.05 to 24.11.
+    # slurm.conf(5), `src/api/job_info.c`, Slurm 22.05 to 24.11.
     found = re.search(r"\bOverSubscribe=(\S+)", said.output)
     return None if found is None else found[1] in {"NO", "EXCLUSIVE"}
 
 
 Row = dict[str, Any]
 _TIME, _END = itemgetter("time_s"), itemgetter("end_s")
-#: A reading further than this from a stretch says nothing about it, in seconds.
+#: A reading further off says nothing about a stretch.
 MAX_GAP_S: Final = 3.0
-#: How long the first reading of a sampler is waited for: readings must lie before the first trial.
+#: For the first reading, which must lie before the first trial.
 _FIRST_READING_S: Final = 20.0
-#: How long the reading that closes a launch may take, its way through the launcher included.
+#: For the reading after a launch, through the launcher.
 _NEXT_READING_S: Final = 1.25
-#: What a sampler reads (on_node.py), named as the columns of a measurement.
 _READ: Final = ("throttled", "ecc_errors", "nic_retries", "nic_congestion")
-#: Health of the nodes, as columns of a measurement; None = unknown.
+#: Columns of a measurement; None = unknown.
 UNKNOWN: Final[Mapping[str, Any]] = dict.fromkeys((*_READ, "nic_worst"))
-#: Gives the health in each (begin, end) interval, Unix seconds, in the order of time.
+#: By (begin, end), Unix seconds, in the order of time.
 Health = Callable[[Sequence[tuple[float, float]]], list[Row]]
 
 
 @contextmanager
 def watch_health(nodes: Nodes, num_nodes: int) -> Iterator[Health]:
-    """Run a sampler on each node beside the `with`; gives the function that judges by them."""
-    # Another thread adds at the end of the lists.
+    """Run a sampler on each node; gives what judges by their readings."""
     heard: dict[str, list[Row]] = {}
 
     def are_read(since_s: float) -> bool:
         return sum(1 for one in [*heard.values()] if _END(one[-1]) >= since_s) >= num_nodes
 
     def health(stretches: Sequence[tuple[float, float]]) -> list[Row]:
-        # Only the reading after it tells what happened at the end of a launch.
         end_s = max((end for _, end in stretches), default=0.0)
         samplers.wait_for(lambda: are_read(end_s), _NEXT_READING_S)
         oldest_s = min((begin for begin, _ in stretches), default=0.0) - MAX_GAP_S
         for readings in [*heard.values()]:
-            # The last one stays: the next may continue it.
+            # The next may continue the last.
             del readings[: bisect_left(readings[:-1], oldest_s, key=_END)]
         return [health_of({**heard}, num_nodes, *stretch) for stretch in stretches]
 
@@ -216,10 +195,7 @@ def watch_health(nodes: Nodes, num_nodes: int) -> Iterator[Health]:
 
 
 def add_reading(heard: dict[str, list[Row]], line: str) -> None:
-    """Add what a sampler's line says to its readings; other lines say nothing.
-
-    Equal readings after each other are one, from `time_s` until `end_s`.
-    """
+    """Add a sampler's line; equal readings after each other are one, `time_s` to `end_s`."""
     reading = _object_in(line)
     if reading.keys() != {"sampler", "time_s", "read"}:
         return
@@ -235,12 +211,7 @@ def add_reading(heard: dict[str, list[Row]], line: str) -> None:
 def health_of(
     heard: Mapping[str, Sequence[Row]], num_nodes: int, begin_s: float, end_s: float
 ) -> Row:
-    """The worst of all nodes' readings, by sampler; unknown where one is silent and none is bad.
-
-    Columns as `UNKNOWN` has them: whether a GPU was seen throttled, what counters of all GPUs and
-    ports rose by, and the port with most retries, else congestion.
-    """
-    #: Of each GPU and port, by column.
+    """The worst of all nodes' readings, by sampler; unknown where one is silent and none is bad."""
     parts: list[tuple[str, dict[str, int | None]]] = []
     for sampler, readings in heard.items():
         first = max(bisect_right(readings, begin_s, key=_TIME) - 1, 0)
@@ -266,15 +237,15 @@ def health_of(
 
 
 def _count(column: str, values: Sequence[int | None]) -> int | None:
-    """How often a GPU was throttled, or what a counter rose by; None: perhaps more than 0."""
+    """Throttled readings, or what a counter rose by; None: perhaps more than 0."""
     known = [value for value in values if value is not None]
-    # A counter that began anew (a driver reload) has counted what it shows since then.
+    # After a driver reload a counter begins anew.
     rises = [two - one if two >= one else two for one, two in pairwise(known)]
     count = sum(known if column == "throttled" else rises)
     return count or (0 if len(known) == len(values) else None)
 
 
-#: NCCL's start on many nodes takes a minute.
+#: NCCL takes a minute on many nodes.
 READY_S: Final = 300.0
 
 
@@ -282,18 +253,16 @@ READY_S: Final = 300.0
 def disturb(
     nodes: Nodes, num_gpus: int | None, setting: Setting, program: str
 ) -> Iterator[Callable[[], str | None]]:
-    """Disturb what runs inside the `with`; nothing for a setting that runs alone.
+    """Disturb what runs inside the `with`; gives a function that tells why that ended too early.
 
-    `num_gpus` is how many each node has (None: not known), `program` the benchmark that traffic
-    comes from. Gives a function that tells why the disturbance ended too early, None while it runs:
-    ask after a trial. Raises MachineError when it is not under way within READY_S, InvalidSweep
-    where traffic has no GPU.
+    Raises MachineError when it is not under way within READY_S, InvalidSweep where traffic has no
+    GPU left.
     """
     kind, level = setting.interference.kind, setting.interference.level
     if kind in {QUIET, *PRODUCTS}:
         yield lambda: None
         return
-    # Each node's process says that it is ready; traffic prints rows for all its ranks together.
+    # `ready` of each node, but one row for all ranks of traffic.
     count, ranks = setting.hosts, 1
     argv = [*ON_NODE, "busy", f"{level:g}"]
     if kind == "traffic":
@@ -322,7 +291,6 @@ def disturb(
 def _traffic(
     nodes: Nodes, num_gpus: int | None, setting: Setting, program: str
 ) -> tuple[list[str], int]:
-    """The argument vector of endless traffic on spare GPUs, and its ranks on each node."""
     used = setting.ranks_per_host
     if num_gpus is None or num_gpus <= used:
         have = num_gpus or "nobody knows how many (does NVML answer there?)"
@@ -332,10 +300,8 @@ def _traffic(
         )
     spare = num_gpus - used
     ranks, gpus = (1, spare) if nodes.one_process else (spare, 1)
-    # NCCL takes fewer where the communicator has fewer.
     channels = max(1, round(setting.interference.level * 32))
-    # A size at which bandwidth is taken away, not latency. `-N 0` never ends; `-c 0` since checking
-    # would pause the traffic.
+    # A size that takes bandwidth, not latency. `-N 0` never ends; `-c` would pause the traffic.
     return [
         *("env", "-u", "NCCL_MIN_CTAS", f"NCCL_MAX_CTAS={channels}"),
         *(f"NCCL_TESTS_DEVICE={used}", program, "-b", "64M", "-e", "64M", "-g", str(gpus)),

@@ -2,9 +2,9 @@
 
     python -m dynamiccl.collect.on_node facts
 
-prints what this node is as a line of JSON, by columns of a measurement; null = unknown. NICs are
-those of /sys/class/infiniband (Linux Documentation/ABI/stable/sysfs-class-infiniband) and
-/sys/class/net (Documentation/ABI/testing/sysfs-class-net).
+prints a line of JSON by columns of a measurement; null = unknown. NICs are those of
+/sys/class/infiniband (Linux Documentation/ABI/stable/sysfs-class-infiniband) and /sys/class/net
+(Documentation/ABI/testing/sysfs-class-net).
 
     python -m dynamiccl.collect.on_node sampler
 
@@ -14,17 +14,15 @@ prints one every PERIOD_S, at low priority, so that it never delays a trial:
      "gpu0": {"throttled": false, "ecc_errors": 0}, "gpu1": {"throttled": true, "ecc_errors": null},
      "mlx5_0/1": {"nic_retries": 12, "nic_congestion": 4031}}}
 
-`sampler` is host and process, `time_s` Unix time before the reading. A GPU tells whether heat or
-power slows it (SLOWED), and uncorrected memory errors since its driver loaded; a port of an RDMA
-device what it lost or sent again, and what was held back for congestion. One lost packet may be
-counted at both ends and under several names: a sum says whether, not how many. Null: it does not
-tell; without a driver, nvidia-ml-py or permission there are no GPUs.
+`sampler` is host and process, `time_s` Unix time before the reading. GPUs tell of heat or power
+(SLOWED), and of uncorrected memory errors since the driver loaded; RDMA ports of what they lost or
+sent again, and what congestion held back. A lost packet may be counted at both ends and under
+several names: a sum says whether, not how many.
 
     python -m dynamiccl.collect.on_node busy 0.5
 
-keeps so much of the cores busy that it may use, and prints `ready` when they are. The launcher must
-not bind it to a few (`srun --cpu-bind=none`). Both end with their starter. No library is imported
-but pynvml.
+keeps a share of its cores busy, and prints `ready`. The launcher must not bind it to a few
+(`srun --cpu-bind=none`). Both end with their starter. No library is imported but pynvml.
 """
 
 import json
@@ -48,46 +46,41 @@ from dynamiccl.libraries import node_part
 
 SYSFS: Final = Path("/sys")
 PERIOD_S: Final = 0.2
-#: What a starter writes to say: end when this input does.
+#: From a starter: end when this input does. srun and mpirun without input pass an empty one.
 HELLO: Final = b"\n"
-#: What counts for which column of a measurement, in the folder of a port.
 COUNTERS: Final = {
     "nic_retries": (
-        # Lost, out of order, sent again, or broken on the way (Linux 6.12, drivers/infiniband/hw:
-        # mlx5/counters.c, then efa/efa_verbs.c). Other drivers' names count nothing.
+        # Lost, out of order, sent again, or broken (Linux 6.12, drivers/infiniband/hw:
+        # mlx5/counters.c, efa/efa_verbs.c).
         *("hw_counters/out_of_sequence", "hw_counters/packet_seq_err"),
         *("hw_counters/implied_nak_seq_err", "hw_counters/local_ack_timeout_err"),
         *("hw_counters/rnr_nak_retry_err", "hw_counters/roce_adp_retrans"),
         *("hw_counters/roce_adp_retrans_to", "hw_counters/rx_icrc_encapsulated"),
         *("hw_counters/retrans_pkts", "hw_counters/retrans_timeout_events"),
-        # Of the port itself (drivers/infiniband/core/sysfs.c): bits that fell over, links that did.
+        # Of the port (drivers/infiniband/core/sysfs.c): bits that fell over, links that did.
         *("counters/symbol_error", "counters/link_error_recovery", "counters/link_downed"),
         *("counters/local_link_integrity_errors", "counters/port_rcv_errors"),
     ),
     "nic_congestion": (
-        # Marked by a switch for congestion, told to the sender, heeded by it (mlx5/counters.c).
+        # Marked by a switch, told to the sender, heeded by it (mlx5/counters.c).
         *("hw_counters/np_ecn_marked_roce_packets", "hw_counters/np_cnp_sent"),
         "hw_counters/rp_cnp_handled",
     ),
 }
-#: Bits of NVML's reasons for a low clock (nvml.h, CUDA 13.0: nvmlClocksEventReason*) that slow a
-#: config by heat or power: software's power cap, a hardware slow-down by half or more, software's
-#: and hardware's thermal ones, the power supply's brake. Idle clocks and a display's are no fault.
+#: Of heat or power (nvml.h, CUDA 13.0: nvmlClocksEventReason*): software's power cap, a hardware
+#: slow-down, software's and hardware's thermal ones, the power brake.
 SLOWED: Final = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
-#: The command of a program of this file; its name and arguments follow.
 ON_NODE: Final = (sys.executable, "-m", "dynamiccl.collect.on_node")
 FACTS_ARGV: Final = (*ON_NODE, "facts")
 SAMPLER_ARGV: Final = (*ON_NODE, "sampler")
-#: What `busy` prints.
 READY: Final = "ready"
-#: nvmlNvLinkVersion (nvml.h, NVML_NVLINK_VERSION_*) -> generation.
+#: nvmlNvLinkVersion (nvml.h, NVML_NVLINK_VERSION_*).
 _NVLINK_GENERATION: Final[Mapping[int, int]] = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}
-#: Of /proc/cpuinfo.
 _CPU_VENDORS: Final = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "CPU implementer": "arm"}
 
 
 def load_nvml() -> Any:
-    """Pynvml, initialised; raises MachineError without the package, the driver or the right."""
+    """Pynvml. Raises MachineError without the package, the driver or the right."""
     try:
         import pynvml
     except ImportError as error:
@@ -100,7 +93,7 @@ def load_nvml() -> Any:
 
 
 def ask_gpu(nvml: Any, index: int, function: str, *arguments: Any) -> Any:
-    """What a function of `load_nvml` says of GPU number `index`; None where it refuses."""
+    """What NVML says of a GPU; None where it refuses."""
     try:
         return getattr(nvml, function)(nvml.nvmlDeviceGetHandleByIndex(index), *arguments)
     except (AttributeError, nvml.NVMLError):  # an older pynvml, or driver
@@ -108,12 +101,7 @@ def ask_gpu(nvml: Any, index: int, function: str, *arguments: Any) -> Any:
 
 
 def node_facts(sysfs: Path = SYSFS, proc: Path = Path("/proc")) -> dict[str, Any]:
-    """The facts of this node; what cannot be read is unknown, and no error.
-
-    `nvml_error` says why NVML gave nothing, `nvlink_generation` 0 = no NVLink, `nic_kind`
-    (infiniband, roce, efa, socket) what the fastest active NICs are, `node_fingerprint` the node as
-    the plugin names it (dynamiccl/libraries.py), null where not all of it is known.
-    """
+    """The facts of this node; what cannot be read is unknown. `nvlink_generation` 0 = no NVLink."""
     nics, cpus = _nic_facts(sysfs), _text(proc / "cpuinfo")
     facts = {
         "nvml_error": None,
@@ -129,16 +117,16 @@ def node_facts(sysfs: Path = SYSFS, proc: Path = Path("/proc")) -> dict[str, Any
 
 
 def _gpu_facts(nvml: Any) -> dict[str, Any]:
-    """GPU 0 stands for all in its capability and NVLinks."""
+    """GPU 0 stands for all in capability and NVLinks."""
     ask, num_gpus = partial(ask_gpu, nvml), nvml.nvmlDeviceGetCount()
     if not num_gpus:
         raise MachineError("NVML shows no GPU")
-    # One that the driver does not name is taken to be like the others.
+    # One without a name is taken to be like the others.
     names = {ask(gpu, "nvmlDeviceGetName") for gpu in range(num_gpus)} - {None}
     modes = [ask(gpu, "nvmlDeviceGetMigMode") for gpu in range(num_gpus)]
     migs = [None if mode is None else bool(mode[0]) for mode in modes]
     capability = ask(0, "nvmlDeviceGetCudaComputeCapability")
-    # A link that is not there is refused; NVML_NVLINK_MAX_LINKS was 18 until NVLink 5.
+    # NVML_NVLINK_MAX_LINKS was 18 until NVLink 5.
     links = [k for k in range(36) if ask(0, "nvmlDeviceGetNvLinkState", k)]
     version = ask(0, "nvmlDeviceGetNvLinkVersion", links[0]) if links else 0
     remote = ask(0, "nvmlDeviceGetNvLinkRemoteDeviceType", links[0]) if links else 0
@@ -155,10 +143,9 @@ def _gpu_facts(nvml: Any) -> dict[str, Any]:
 
 
 def _fingerprint(driver: Path, nics: Mapping[str, Any]) -> str | None:
-    """The node's fingerprint, as `serve/plugin/prepare/prepare.cpp` computes it."""
+    """The node as the plugin names it (`serve/plugin/prepare/prepare.cpp`)."""
     models = []
     for path in (driver / "gpus").glob("*/information"):
-        # Byte by byte, as the plugin does.
         text = _text(path, encoding="latin-1")
         fields = dict(re.findall(r"^([^:\n]+):[ \t]*(.*?)[ \t]*$", text, re.MULTILINE))
         if fields.get("GPU Excluded") != "Yes":
@@ -171,7 +158,7 @@ def _fingerprint(driver: Path, nics: Mapping[str, Any]) -> str | None:
 
 
 def _nic_facts(sysfs: Path) -> dict[str, Any]:
-    """Facts of the fastest active RDMA ports, which NCCL would use, else of the fastest socket."""
+    """The fastest active RDMA ports, which NCCL would use, else the fastest socket."""
     found: Counter[tuple[float, str]] = Counter()
     for port in (sysfs / "class" / "infiniband").glob("*/ports/*"):
         if _text(port / "state").endswith(": ACTIVE"):
@@ -182,9 +169,9 @@ def _nic_facts(sysfs: Path) -> dict[str, Any]:
     if not found:
         paths = (sysfs / "class" / "net").glob("*")
         devices = [path for path in paths if path.is_dir() and path.name != "lo"]
-        # Only where none has hardware are virtual ones meant, of which a node may have hundreds.
+        # A node may have hundreds of virtual ones: only where none has hardware.
         real = [path for path in devices if (path / "device").exists()]
-        # In Mbit/s; a virtual device has none (EINVAL), or -1.
+        # Mbit/s; a virtual device has none (EINVAL), or -1.
         speeds = [_number(path / "speed") for path in real or devices]
         found = Counter((speed / 1000.0, "socket") for speed in speeds)
     best, count = max(found.items(), default=((0.0, None), None))
@@ -192,13 +179,12 @@ def _nic_facts(sysfs: Path) -> dict[str, Any]:
 
 
 def _number(path: Path) -> float:
-    """The number that a file begins with; 0 without one."""
     found = re.match(r"[0-9]+(\.[0-9]+)?(?=\s|$)", _text(path))
     return float(found[0]) if found else 0.0
 
 
 def _text(path: Path, encoding: str = "utf-8") -> str:
-    """A file's text; empty where it is not there (EFA has no link_layer) or cannot be read."""
+    """Empty where a file is not there (EFA has no link_layer) or cannot be read."""
     try:
         return path.read_text(encoding=encoding, errors="replace").strip()
     except OSError:
@@ -206,16 +192,12 @@ def _text(path: Path, encoding: str = "utf-8") -> str:
 
 
 def end_with_starter() -> None:
-    """End this process on SIGTERM or SIGINT, and when its standard input ends after a HELLO.
-
-    Through srun and mpirun the input is the only connection to the starter on another node. One
-    that ends without HELLO has no meaning: they pass such a one when they have none themselves.
-    """
+    """End on SIGTERM or SIGINT, and when standard input ends after a HELLO."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
 
     def listen() -> None:
-        # It may be closed, a directory, or a terminal that is not ours to read.
+        # It may be closed, a directory, or no terminal of ours.
         with suppress(OSError):
             if os.read(0, 1):
                 while os.read(0, 4096):
@@ -226,22 +208,19 @@ def end_with_starter() -> None:
 
 
 def outlives(parent: int, seconds: float) -> bool:
-    """Sleep so many seconds; returns whether the process `parent`, which started us, is gone.
-
-    PR_SET_PDEATHSIG would tell of the *thread* that started us (prctl(2)).
-    """
+    """Sleep; whether `parent` is gone. PR_SET_PDEATHSIG would tell of its *thread* (prctl(2))."""
     if seconds > 0:
         time.sleep(seconds)
     return os.getppid() != parent
 
 
 def read_port(folder: Path) -> dict[str, int | None]:
-    """What an RDMA port has counted since its driver loaded, by column; None = it does not tell."""
+    """Counts since the driver loaded, by column; None = it does not tell."""
     found: dict[str, int | None] = {}
     for column, names in COUNTERS.items():
         counts = []
         for name in names:
-            # It has no such counter, has just gone, or says "N/A (no PMA)".
+            # No such counter, just gone, or "N/A (no PMA)".
             with suppress(OSError, ValueError):
                 counts.append(int((folder / name).read_text(encoding="ascii")))
         found[column] = sum(counts) if counts else None
@@ -249,7 +228,7 @@ def read_port(folder: Path) -> dict[str, int | None]:
 
 
 def read_gpu(nvml: Any, gpu: int) -> dict[str, int | None]:
-    """Whether a GPU is throttled, and its memory errors."""
+    """Whether it is throttled, and its memory errors."""
     bits = ask_gpu(nvml, gpu, "nvmlDeviceGetCurrentClocksEventReasons")
     if bits is None:  # an older driver
         bits = ask_gpu(nvml, gpu, "nvmlDeviceGetCurrentClocksThrottleReasons")
@@ -261,15 +240,14 @@ def read_gpu(nvml: Any, gpu: int) -> dict[str, int | None]:
 def sample(sysfs: Path = SYSFS) -> None:
     """Print readings until the end."""
     folders = sorted(sysfs.glob("class/infiniband/*/ports/*"))
-    # Those of which we know no counter say nothing about the others.
+    # Ports without a known counter say nothing about the others.
     known = [port for port in folders if {*read_port(port).values()} != {None}]
     ports = {f"{port.parents[1].name}/{port.name}": port for port in known}
     os.nice(10)  # below the trials and everything else of the user's
     nvml, num_gpus = None, 0
-    # What a node is, asked before a sweep and by the doctor, says why there is none.
     with suppress(MachineError):
         nvml = load_nvml()
-        # A GPU that is broken counts, and refuses its handle.
+        # A broken GPU counts, and refuses its handle.
         num_gpus = nvml.nvmlDeviceGetCount()
     parent = os.getppid()
     end_with_starter()
@@ -285,11 +263,11 @@ def sample(sysfs: Path = SYSFS) -> None:
 
 
 def keep_busy(level: float) -> None:
-    """Keep `level` of the cores busy until the end."""
+    """Keep a share of the cores busy until the end."""
     fork, parent = multiprocessing.get_context("fork"), os.getppid()
     whole, part = divmod(level * len(os.sched_getaffinity(0)) + 1e-9, 1.0)
     for share in [1.0] * int(whole) + ([part] if part > 1e-6 else []):
-        # They end with us, killed ones too, as the last argument says.
+        # Given our number, they end with us, even when we are killed.
         fork.Process(target=_stress, args=(share, os.getpid()), daemon=True).start()
     end_with_starter()
     print(READY, flush=True)  # noqa: T201 - for whoever started it
@@ -298,7 +276,6 @@ def keep_busy(level: float) -> None:
 
 
 def _stress(level: float, parent: int) -> None:
-    """Keep a core busy for `level` of the time, while `parent` lives."""
     rest_s = 0.0
     while not outlives(parent, rest_s):
         began = time.perf_counter()
@@ -310,7 +287,7 @@ def _stress(level: float, parent: int) -> None:
 
 
 def main() -> None:
-    """Run the program that the first argument names."""
+    """Run the named program."""
     with suppress(BrokenPipeError):  # nobody listens any more
         match sys.argv[1:]:
             case ["facts"]:

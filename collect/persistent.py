@@ -1,9 +1,8 @@
 """A persistent matrix product in Triton: a program on each multiprocessor, with many tiles each.
 
-FlashAttention and persistent GEMMs of CUTLASS and Triton run so: a program that finds its
-multiprocessor taken by a collective begins when others have ended, and the product takes up to
-twice as long (PyTorch #143988). Triton comes with PyTorch for CUDA, so beside.py imports this where
-such products are asked for.
+FlashAttention, CUTLASS and Triton have such: a program whose multiprocessor a collective holds
+begins when others have ended, and the product takes up to twice as long (PyTorch #143988). Triton
+comes with PyTorch for CUDA, so beside.py imports this only where it is asked for.
 """
 
 from typing import Any
@@ -18,11 +17,11 @@ def _tiles(  # type: ignore[no-untyped-def]
 ):
     wide, band = tl.cdiv(edge, side), 8
     for tile in range(tl.program_id(0), wide * wide, tl.num_programs(0)):
-        # Down the columns of bands: tiles of one time share what they read in the L2 cache.
+        # By bands: tiles of one time share what they read in the L2 cache.
         above = tile // (band * wide) * band
         high = min(band, wide - above)
         place = tile % (band * wide)
-        # 64 bits: a matrix may have 2^32 elements.
+        # A matrix may have 2^32 elements.
         rows = ((above + place % high) * side + tl.arange(0, side)).to(tl.int64)[:, None]
         columns = (place // high * side + tl.arange(0, side))[None, :]
         total = tl.zeros((side, side), dtype=tl.float32)
@@ -40,8 +39,5 @@ def _tiles(  # type: ignore[no-untyped-def]
 
 
 def multiply(a: Any, b: Any, product: Any, programs: int, side: int = 128) -> None:
-    """Write a @ b into `product`: contiguous (E, E) tensors of one type, summed in float32.
-
-    Tiles have `side` rows and columns. On a CPU Triton runs it under TRITON_INTERPRET=1 alone.
-    """
+    """Write a @ b into `product`: contiguous (E, E) tensors of one type, summed in float32."""
     _tiles[(programs,)](a, b, product, a.shape[0], side, 64, num_warps=8, num_stages=3)

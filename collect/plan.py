@@ -1,11 +1,7 @@
 """The plan of a sweep: what would run, what is left out and why, how long it takes (pure).
 
-Call times are the simulator's; where it has none, a rule stands in, and is in the plan
-(`call_times`). A launch profile takes the times of the untouched environment, and what runs beside
-slows nothing.
-
-Also here: `shapes`, NCCL's modelled cost tables of shapes that nobody has measured (3,330 recorded
-costs of 2.27 to 2.30 come out of it, dynamiccl/simulator/ORIGIN.md).
+Also `shapes`, NCCL's modelled cost tables of shapes that nobody has measured (3,330 recorded costs
+of 2.27 to 2.30 come out of it, dynamiccl/simulator/ORIGIN.md).
 """
 
 from collections import Counter, defaultdict
@@ -36,26 +32,22 @@ from dynamiccl.simulator.machine import find_machine, machine_names, read_machin
 from dynamiccl.simulator.system import UNTOUCHED, Call, Group
 from dynamiccl.simulator.systems import System, find_system
 
-#: Guesses for the start of a process: NCCL starts in seconds on 8 GPUs, in about a minute on 512.
+#: Guesses: NCCL starts in seconds on 8 GPUs, in about a minute on 512.
 START_S: Final = 4.0
 START_S_PER_RANK: Final = 0.11
-#: A call that no model knows has a latency and the bandwidth of a middling network.
+#: For what no model knows: a middling network.
 LATENCY_US: Final = 50.0
 GBYTES_PER_S: Final = 10.0
 _RULE: Final = f"{LATENCY_US:g} us and {GBYTES_PER_S:g} GB/s for each call"
-#: A group lends its times to groups of so many times its nodes at most.
+#: Its times stand for so many times its nodes at most.
 _MOST_TIMES_NODES: Final = 16
-#: A plan as plain data, as `plan --json` prints it (`make_plan`).
 Plan = dict[str, Any]
-#: Microseconds of a call, by setting, NCCL's nBytes and config (`call_times`).
+#: Microseconds, by setting, nBytes and config.
 CallTimes = Callable[[Setting, int, Config], float]
 
 
 def make_plan(sweep: Sweep) -> Plan:
-    """Plan a sweep as if each round were like the first.
-
-    Raises UserError where nothing is known of a group so large, or of the simulated system.
-    """
+    """Plan as if each round were like the first; UserError where nothing is known of a group."""
     file, rules = sweep.file, dict[str, None]()
     model = find_system(file.simulator.system)
     known = schedule.without_slow(sweep).trials
@@ -64,15 +56,13 @@ def make_plan(sweep: Sweep) -> Plan:
     trials = tuple(trial for trial in asked if trial.infeasible is None)
     is_adaptive = file.strategy.kind == "adaptive"
     rounds = file.strategy.max_rounds if is_adaptive else file.cycles
-    # A strategy picks what cannot run once, so that it becomes a row.
     expected = strategy.expected_picks()
-    # Later rounds of an adaptive sweep are smaller than the first.
+    # Later adaptive rounds are smaller.
     share = min(1.0, expected / (rounds * len(trials))) if is_adaptive and trials else 1.0
     launches: Counter[LaunchMode] = Counter()
     gpu_seconds, seconds = 0.0, defaultdict[str, float](float)
     call_us = call_times(model, rules)
     for launch, grid in _processes(sweep, trials):
-        # What runs is read back once.
         times = 1 if launch.mode is LaunchMode.READ_BACK else rounds
         launches[launch.mode] += times
         processes = launch.setting.hosts * launch.setting.ranks_per_host
@@ -89,35 +79,30 @@ def make_plan(sweep: Sweep) -> Plan:
         "strategy": file.strategy.kind,
         "trials": len(sweep.trials),
         "feasible": len(sweep.trials) - reasons.total(),
-        # Trials that cannot run, and those that are not measured, by reason.
         "infeasible": dict(sorted(reasons.items())),
         "too_slow": dict(sorted((left_out - reasons).items())),
-        # Of an adaptive sweep the most that it may take: rounds, measurements and hours.
+        # Of an adaptive sweep the most that it may take.
         "rounds": rounds,
         "measurements": measured,
         "launches": launches.total(),
         "launches_timed": launches[LaunchMode.SWEEP] + launches[LaunchMode.PLAIN],
         "launches_reference": launches[LaunchMode.REFERENCE],
         "launches_read_back": launches[LaunchMode.READ_BACK],
-        # Inside processes.
         "hours": float(f"{total_seconds / 3600:.3g}"),
         "gpu_hours": float(f"{gpu_seconds / 3600:.3g}"),
         "dominates": [
             {"what": what, "share": round(spent_s / total_seconds, 4)}
             for what, spent_s in sorted(seconds.items(), key=lambda spent: -spent[1])
         ],
-        # The simulated system whose times were taken, and what stood in where it has none.
         "model": model.name,
         "rules": sorted(rules),
-        # The sweep file's own limit, of which the hours above know nothing.
         "max_hours": file.budget.max_hours,
-        # Why `run` refuses it, but on the simulator; null: it does not.
+        # Why `run` refuses it, but on the simulator.
         "refused": file.too_old if any(trial.config != ABSTAIN for trial in trials) else None,
     }
 
 
 def _processes(sweep: Sweep, trials: Sequence[Trial]) -> Iterator[tuple[Launch, Grid]]:
-    """The processes of a round and their walks, as the sweep's runner would lay them out."""
     file = sweep.file
     plays = any(trial.config != ABSTAIN for trial in sweep.trials)
     for launch in schedule.lay_out(0, trials, file, plays_schedules=plays):
@@ -132,7 +117,6 @@ def _processes(sweep: Sweep, trials: Sequence[Trial]) -> Iterator[tuple[Launch, 
 def _seconds(
     launch: Launch, grid: Grid, file: SweepFile, call_us: CallTimes
 ) -> Iterator[tuple[str, float]]:
-    """What a process does, and the seconds that it takes."""
     setting, calls = launch.setting, schedule.calls_of(launch, file)
     processes = setting.hosts * setting.ranks_per_host
     yield "starts of processes", START_S + START_S_PER_RANK * processes
@@ -144,11 +128,10 @@ def _seconds(
 
 
 def call_times(system: System, rules: dict[str, None]) -> CallTimes:
-    """Microseconds of a call on a simulated system without noise, by setting, nBytes and config.
+    """Quiet times of a simulated system; what stood in is added to `rules`, once.
 
-    The nearest group of a kind (one node, or several) lends its times; without that kind or the
-    collective _RULE holds; without the config's cell NCCL's own choice runs. Each rule is added to
-    `rules` once. The function raises UserError for a setting without a near group.
+    The nearest group of a kind (one node, or several) lends its times, else _RULE holds; NCCL's own
+    choice stands in for a config. Profiles and interference slow nothing. Raises UserError.
     """
 
     @cache
@@ -183,7 +166,7 @@ def call_times(system: System, rules: dict[str, None]) -> CallTimes:
 
 
 def _nearest(system: System, setting: Setting) -> Group | None:
-    """The setting's shape in the model, or the nearest one of its kind; None without one."""
+    """The setting's shape, or the nearest of its kind; None without one."""
     if setting.collective not in system.collectives():
         return None
     nodes, ranks = setting.num_nodes, setting.ranks_per_node
@@ -203,7 +186,7 @@ def _nearest(system: System, setting: Setting) -> Group | None:
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """A plan in lines for people: counts, hours by purpose, what is left out."""
+    """A plan in lines for people."""
     most = "at most " if plan["strategy"] == "adaptive" else ""
     lines = [
         f"sweep {plan['sweep']} on {plan['system']}: {plan['feasible']} feasible trials of "

@@ -1,12 +1,8 @@
-"""Runs a sweep: rounds of launches, each launch committed to the journal, a Parquet part a round.
+"""Runs a sweep: rounds of launches, each committed to the journal, and a Parquet part a round.
 
-The *strategy* picks trials, round by round; the *runner* lays out the launches of a round, which
-run in random order, so that slow drift of the machine affects all configs and their default alike.
-Measurements of a round have the same `run`: they are correlated, those of two rounds independent.
-
-A config that hangs or crashes runs once more, with what followed it, in a further launch. A launch
-that never began is set aside. The next one that begins says that the machine is well: then the
-configs of the first are failed. If that never begins either, nothing is marked and the sweep ends.
+Launches run in random order, so that drift of the machine affects all configs alike. A config that
+hangs or crashes runs once more. A launch that never began is set aside: if the next one begins, the
+machine is well, and the configs of the first are failed; else nothing is, and the sweep ends.
 """
 
 import logging
@@ -35,34 +31,34 @@ from dynamiccl.nccl import ABSTAIN, Config
 
 _log = logging.getLogger(__name__)
 
-#: As `run --json` prints it (`run_sweep`).
+#: As `run --json` prints it.
 Summary = dict[str, Any]
 
 
 class Runner(Protocol):
-    """Measures trials: a failed attempt is a row with a status and a reason, never missing."""
+    """Measures trials; a failed attempt is a row with status and reason, never missing."""
 
-    #: The name on the command line; a sweep is resumed with the same runner only.
+    #: On the command line; a sweep is resumed with the same one.
     name: str
 
     def check(self, trials: Sequence[Trial]) -> None:
-        """Refuse a sweep that it cannot measure, before anything runs: UserError, MachineError."""
+        """Refuse what it cannot measure: UserError, MachineError."""
 
     def launches(self, number: int, trials: Sequence[Trial]) -> Sequence[Launch]:
-        """The launches of round `number`: a pure function of it and of what was learnt."""
+        """Lay out a round: a pure function of it and of what was learnt."""
 
     def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
-        """Run one launch; `progress` gets the number of trials done since its last call."""
+        """Run one; `progress` gets the number of trials done since its last call."""
 
     def learn(self, facts: Mapping[str, Any]) -> None:
-        """Take in the facts of an earlier launch of this sweep (read-back, environment)."""
+        """Take in an earlier launch's facts (read-back, environment)."""
 
     def environment(self) -> Row:
-        """Environment columns known so far, for rows of attempts that start no process."""
+        """Environment columns, for attempts that start no process."""
 
 
 class SweepProgress(Progress):
-    """A progress bar on a terminal, silent elsewhere; a context manager."""
+    """A progress bar on a terminal, silent elsewhere."""
 
     def __init__(
         self,
@@ -70,7 +66,6 @@ class SweepProgress(Progress):
         console: Console | None = None,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """The bar of sweep `name`; `stopping` tells whether to stop after the running launch."""
         super().__init__(
             *("{task.description}", BarColumn(bar_width=None), MofNCompleteColumn()),
             *("{task.fields[failed]} failed", TimeRemainingColumn()),
@@ -83,13 +78,13 @@ class SweepProgress(Progress):
         self._sweep = self.add_task(name, total=None, failed=0)
 
     def measured(self, trials: int) -> None:
-        """Add trials that are done in a running launch."""
+        """Add trials of a running launch."""
         self.advance(self._sweep, trials)
 
     def committed(self, expected: int, outcomes: Sequence[Outcome]) -> None:
-        """Show what has been committed, of so many trials as far as known."""
+        """Show what has been committed, of so many as far as known."""
         failed = sum(outcome.failed for outcome in outcomes)
-        # What fills gaps of a launch was not expected.
+        # Gap fillers were not expected.
         done = min(len(outcomes), expected)
         self.update(self._sweep, total=expected, completed=done, failed=failed)
 
@@ -103,13 +98,10 @@ def run_sweep(
     resume: bool,
     progress: SweepProgress | None = None,
 ) -> Summary:
-    """Measure what the strategy picks, and write a part after each round.
+    """Measure what the strategy picks; a part after each round.
 
-    Returns how many trials there are, rounds are done, launches ran and were there already, and
-    rows were written, by status, too; and how it `ended`: done, budget or interrupted. `resume`
-    goes on with what is in `out`, instead of refusing to add to it; `progress` is told of what is
-    done and asked whether to stop. Raises UserError as `open_journal` does, and MachineError: the
-    disk is full, or a launch could not be started at all.
+    The summary's `ended` is done, budget or interrupted. Raises UserError as `open_journal` does,
+    and MachineError: the disk is full, or no launch could start.
     """
     runner.check(sweep.trials)
     out.mkdir(parents=True, exist_ok=True)
@@ -132,7 +124,7 @@ class _Run:
     ) -> None:
         self._sweep, self._strategy, self._runner = sweep, strategy, runner
         self._journal, self._progress = journal, progress
-        # The reference is NCCL's default in the untouched environment, for every task.
+        # NCCL's default in the untouched environment, for every task.
         references = [
             replace(trial, setting=replace(trial.setting, profile=LaunchProfile()))
             for trial in sweep.trials
@@ -140,7 +132,7 @@ class _Run:
         ]
         self._by_key = {trial.key: trial for trial in (*references, *sweep.trials)}
         budget = sweep.file.budget
-        #: What is left of the budget: measurements, and seconds inside launches, of all jobs.
+        #: Measurements and seconds inside launches that are left, of all jobs.
         self._left = budget.max_measurements or sys.maxsize
         self._seconds_left = math.inf if budget.max_hours is None else budget.max_hours * 3600
         self._quarantine = _Quarantine()
@@ -148,11 +140,9 @@ class _Run:
         self._outcomes: list[Outcome] = []
         self._statuses: Counter[str] = Counter()
         self._skipped, self._launched = len(journal.launches), 0
-        #: The last launch that began, by whether the plugin applies the configs.
         self._began: dict[bool, Launch] = {}
 
     def go(self) -> Summary:
-        """Run all rounds, those that the journal has and those that are left."""
         for record in self._journal.launches.values():
             self._remember(record)
             key, status, reason = record.get("culprit", ("", "", ""))
@@ -179,7 +169,6 @@ class _Run:
         }
 
     def _trials_of(self, number: int) -> Sequence[Trial] | None:
-        """The trials of a round: the journal's, or the strategy's; None at the end."""
         rounds = self._journal.rounds
         if number == len(rounds):
             picks = self._strategy.next_picks(number, self._outcomes)
@@ -193,9 +182,8 @@ class _Run:
         return replace(self._by_key[key], repeat=repeat, probability=probability)
 
     def _round(self, number: int, trials: Sequence[Trial]) -> str:
-        """Run those launches of a round that are not done; returns "done", or why it stopped."""
         waiting = self._lay_out(number, trials)
-        #: What never began, and its seconds. It is in no journal: after a stop it runs again.
+        #: In no journal: after a stop it runs again.
         aside: tuple[Launch, float] | None = None
         while waiting or aside:
             launch, is_probe = self._next(waiting, aside[0] if aside else None)
@@ -226,11 +214,10 @@ class _Run:
         return "budget" if self._left <= 0 or self._seconds_left <= 0 else None
 
     def _lay_out(self, number: int, trials: Sequence[Trial]) -> list[Launch]:
-        """The launches of a round that are left, in an order seeded by the round."""
         feasible = [trial for trial in trials if trial.infeasible is None]
         launches = list(self._runner.launches(number, feasible))
         random.Random(f"{self._sweep.file.name}:{number}").shuffle(launches)
-        # What must be known before rows are written comes first, whatever the order.
+        # Rows need what is read back.
         launches.sort(key=lambda launch: launch.mode is not LaunchMode.READ_BACK)
         infeasible = grouped((t for t in trials if t.infeasible), lambda trial: trial.setting)
         not_run = [
@@ -240,10 +227,7 @@ class _Run:
         return [left for launch in (*not_run, *launches) for left in self._left_of(launch)]
 
     def _next(self, waiting: list[Launch], aside: Launch | None) -> tuple[Launch, bool]:
-        """The next launch, and whether it is NCCL's own choice of which no row is kept.
-
-        Where one never began: one of the same kind, of another setting if any is, which tells more.
-        """
+        """The next launch, and whether it is a probe: NCCL's own choice, without a row."""
         if aside is None:
             return waiting.pop(0), False
         alike = [launch for launch in waiting if launch.is_scheduled == aside.is_scheduled]
@@ -257,7 +241,6 @@ class _Run:
         return replace(known.again([default]), id=f"{aside.id}:probe", mode=mode), True
 
     def _left_of(self, launch: Launch) -> list[Launch]:
-        """The launch, if the journal has it not, or one that goes on with what it left."""
         record = self._journal.launches.get(launch.id)
         if record is None:
             return [launch]
@@ -265,7 +248,6 @@ class _Run:
         return self._left_of(launch.again(left)) if left else []
 
     def _measure(self, launch: Launch) -> tuple[Launch, float]:
-        """Run a launch without the trials that are not tried; returns it and its seconds."""
         kept: list[Trial] = []
         lost: list[tuple[Trial, tuple[Row, ...]]] = []
         for trial in launch.trials:
@@ -273,7 +255,7 @@ class _Run:
             if reason is None:
                 kept.append(trial)
             elif launch.mode is not LaunchMode.READ_BACK:
-                # Of a read-back the row comes from the launch that would have timed it.
+                # A read-back's row comes from the timed launch.
                 status = Status.INFEASIBLE if trial.infeasible else Status.FAILED
                 row = {**trial_row(self._sweep.file, launch, trial), **self._runner.environment()}
                 lost.append((trial, (lost_row(row, status, reason),)))
@@ -287,7 +269,6 @@ class _Run:
         done, began_s = launch, time.monotonic()
         if paid:
             self._launched += 1
-            # Of what nobody picked the bar expects nothing.
             tell = self._progress.measured if is_picked else lambda _: None
             done = self._runner.run(replace(launch, trials=tuple(paid)), tell)
         left = (*done.left, *kept[len(paid) :])
@@ -295,16 +276,12 @@ class _Run:
         return done, time.monotonic() - began_s
 
     def _num_blocks(self, launch: Launch, trials: Sequence[Trial]) -> int:
-        """What a launch of these trials measures, with what fills the gaps of its walk."""
         if launch.mode is LaunchMode.SIMULATED:
             return len(trials)
         return len(schedule.deal(replace(launch, trials=tuple(trials))).blocks)
 
     def _commit(self, launch: Launch, seconds: float) -> list[Launch]:
-        """Write a launch that ended to the journal; returns what goes on with what it left.
-
-        A config that ended it has a row if it has ended one before.
-        """
+        """Commit a launch; returns what goes on. A config that ended two launches gets a row."""
         if launch.culprit is not None:
             trial, row = launch.culprit
             is_second = self._quarantine.add(launch.mode, trial, row["status"], row["reason"])
@@ -334,8 +311,7 @@ class _Run:
 class _Quarantine:
     """Configs that are not tried, from the size on at which they ended two launches.
 
-    Published sweeps saw configs that run at small sizes and hang at large ones (LL from 128 KiB
-    over sockets), so smaller sizes stay in. What a node or a cable did once is forgiven.
+    In published sweeps some run at small sizes and hang at large ones (LL from 128 KiB, sockets).
     """
 
     def __init__(self) -> None:
@@ -343,7 +319,7 @@ class _Quarantine:
         self._from: dict[tuple[Setting, Config], tuple[int, str]] = {}
 
     def add(self, mode: str, trial: Trial, status: str, reason: str) -> bool:
-        """Count a launch that a trial ended; returns whether it need not run once more."""
+        """Count a launch that a trial ended; whether it need not run once more."""
         is_second = status == Status.INFEASIBLE.value or (mode, trial.key) in self._ended
         self._ended.add((mode, trial.key))
         config = (trial.setting, trial.config)
@@ -353,7 +329,6 @@ class _Quarantine:
         return is_second
 
     def reason(self, trial: Trial) -> str | None:
-        """Why `trial` is not tried, or None."""
         size_bytes, why = self._from.get((trial.setting, trial.config), (math.inf, ""))
         if trial.size_bytes < size_bytes:
             return None

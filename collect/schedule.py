@@ -1,9 +1,8 @@
 """What a sweep's processes measure, in which order, and what the plugin says of it.
 
-A *launch* is one process and the trials that it measures; it comes back with the rows of each. It
-is what is committed: its rows are in the journal, or it runs again. One process of nccl-tests
-measures all configs of a setting: it walks its sizes once in each cycle of `-N`, and the plugin
-plays a schedule. A *block* is one (cycle, size), all calls of which get one config.
+A *launch* is one process and its trials. It is what is committed: its rows are in the journal, or
+it runs again. nccl-tests walks its sizes once in each cycle of `-N`, and the plugin plays a
+schedule. A *block* is one (cycle, size), all calls of which get one config.
 """
 
 import random
@@ -24,18 +23,18 @@ from dynamiccl.schedule import BlockState, PlayReport, Schedule, totals_of
 SCHEDULE_NAME: Final = "schedule"
 REPORT_NAME: Final = "report"
 JSON_NAME: Final = "rows.json"
-#: Out-of-place and in-place: every benchmark that NCCL asks a tuner about runs both.
+#: Out-of-place and in-place.
 HALVES: Final = 2
-#: Variables that override the requested config (`src/graph/tuning.cc` reads them first).
+#: Override the requested config (`src/graph/tuning.cc`).
 CONFIG_VARIABLES: Final = ("NCCL_ALGO", "NCCL_PROTO")
-#: Variables that only our launches may set.
+#: Only our launches may set these.
 PLUGIN_VARIABLES: Final = (
     "DYNAMICCL_MODE", "DYNAMICCL_SCHEDULE", "DYNAMICCL_SCHEDULE_HASH", "DYNAMICCL_SWEEP_REPORT",
 )  # fmt: skip
 
-#: A measurement as column -> value; columns that are missing take the schema's neutral value.
+#: Missing columns take the schema's neutral value.
 Row = Mapping[str, Any]
-#: What NCCL ran, as plain data: algorithm, protocol, channels (None before NCCL 2.24).
+#: Algorithm, protocol, channels (None before NCCL 2.24).
 Choice = list[str | int | None]
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -57,54 +56,48 @@ class LaunchMode(StrEnum):
     SIMULATED = "simulated"
 
 
-#: Launches that no strategy picked, and no budget counts.
+#: No strategy picked them, and no budget counts them.
 NOT_PICKED: Final = frozenset({LaunchMode.REFERENCE, LaunchMode.READ_BACK})
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One process (or its simulation), the trials that it measures, and what came of them."""
+    """One process (or its simulation), its trials, and what came of them."""
 
-    #: Unique within the sweep; laying out a round again gives the same ids.
+    #: Laying out a round again gives the same ids.
     id: str
     round: int
     setting: Setting
     mode: LaunchMode
     trials: tuple[Trial, ...]
-    #: Whether the plugin applies the configs; else NCCL chooses.
     is_scheduled: bool = False
 
-    # What follows is empty until it has run.
-
-    #: The rows of each trial: one for each buffer placement, or one with the failure.
+    # Empty until it has run; of each trial a row for each placement, or one with the failure.
     measured: tuple[tuple[Trial, tuple[Row, ...]], ...] = ()
-    #: Trials to run again: a config hung or crashed before them, or a stop was requested.
     left: tuple[Trial, ...] = ()
-    #: The trial at which it hung or crashed, and the row that says so; it is in `left`, too.
+    #: Where it hung or crashed (in `left`, too), and the row that says so.
     culprit: tuple[Trial, Row] | None = None
-    #: New facts about the setting, as plain data (read-back results, environment columns).
+    #: New facts, as plain data (read-back, environment columns).
     facts: Mapping[str, Any] = field(default_factory=dict)
-    #: Whether it reached a config.
     began: bool = False
-    #: Why it reached none, where its configs or the machine may be to blame.
+    #: Why it reached no config, where its configs or the machine may be to blame.
     never_began: str = ""
 
     @property
     def run(self) -> str:
-        """The `run` column of its rows, one for each round: noise within a run is correlated."""
+        """The `run` column, one for each round: noise within a run is correlated."""
         return f"cycle-{self.round}"
 
     def again(self, trials: Sequence[Trial]) -> "Launch":
-        """A further launch of the same kind, for trials that this one left."""
+        """A launch of the same kind, for trials that this one left."""
         name = f"{self.id}~"
         return Launch(name, self.round, self.setting, self.mode, tuple(trials), self.is_scheduled)
 
 
 def trial_row(file: SweepFile, launch: Launch, trial: Trial) -> dict[str, Any]:
-    """The identity, workload and requested-config columns of one attempt."""
+    """Identity, workload and requested config of one attempt."""
     setting, config = launch.setting, trial.config
-    # With our plugin loaded, which displaces a vendor's, NCCL's own choice is a default of its
-    # profile; only a launch without us gives the untouched one.
+    # Our plugin displaces a vendor's: only without us NCCL's own choice is the untouched one.
     ours = launch.mode is LaunchMode.SWEEP or setting.profile.name != DEFAULT_PROFILE
     return {
         "system": file.system,
@@ -136,7 +129,7 @@ def trial_row(file: SweepFile, launch: Launch, trial: Trial) -> dict[str, Any]:
 
 
 def lost_row(row: Row, status: Status, reason: str) -> dict[str, Any]:
-    """The row of an attempt that gave no time, with the reason."""
+    """The row of an attempt that gave no time."""
     return {**row, "status": status.value, "reason": reason, "statistic": Statistic.NONE.value}
 
 
@@ -148,14 +141,12 @@ def lay_out(
     plays_schedules: bool,
     known: Container[str] = (),
 ) -> tuple[Launch, ...]:
-    """The launches that measure the feasible `trials` of round `number` (pure).
+    """The launches for the feasible `trials` of a round (pure); `known`: keys that were read back.
 
-    `plays_schedules`: the plugin plays configs; `known`: keys of trials that were read back. Small
-    messages have a process of their own, with more calls (`-n` holds for all of a process).
+    Small messages have a process of their own, with more calls: `-n` holds for all of a process.
     """
     found: list[Launch] = []
     small_bytes = _small_bytes(file)
-    #: Sizes whose default is to be measured in a process without us.
     untouched: dict[Setting, set[int]] = {}
     for setting, of_setting in grouped(trials, lambda trial: trial.setting).items():
         once = {trial.key: replace(trial, repeat=0, probability=None) for trial in of_setting}
@@ -184,7 +175,6 @@ def lay_out(
 def _walked(
     base: Launch, name: str, trials: Sequence[Trial], small_bytes: int = 0
 ) -> Iterator[Launch]:
-    """A launch like `base` for each walk over sizes, small ones and large ones apart."""
     parts = grouped(trials, lambda trial: trial.size_bytes > small_bytes)
     for _, part in sorted(parts.items()):
         for walk in walks(trial.size_bytes for trial in part):
@@ -194,7 +184,7 @@ def _walked(
 
 
 def grouped(trials: Iterable[Trial], key: Callable[[Trial], _Key]) -> dict[_Key, list[Trial]]:
-    """The trials by a key, in the order in which it first comes."""
+    """By key, in the order in which it first comes."""
     groups: dict[_Key, list[Trial]] = {}
     for trial in trials:
         groups.setdefault(key(trial), []).append(trial)
@@ -203,32 +193,28 @@ def grouped(trials: Iterable[Trial], key: Callable[[Trial], _Key]) -> dict[_Key,
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The blocks of one process: `cycles[c][s]` is measured in cycle c at `walk[s]`."""
+    """The blocks of one process: in cycle c at `walk[s]` runs `cycles[c][s]`."""
 
     walk: Walk
-    #: What nccl-tests prints as size, and NCCL's nBytes; shape as `walk`.
+    #: NCCL's nBytes, which nccl-tests prints; shape as `walk`.
     benchmark_bytes: tuple[int, ...]
     cycles: tuple[tuple[Trial, ...], ...]
-    #: Trials of the launch that did not fit (another walk, or too many blocks).
+    #: Of another walk, or too many.
     left_over: tuple[Trial, ...]
 
     @property
     def blocks(self) -> tuple[Trial, ...]:
-        """All blocks in the order in which nccl-tests prints their rows."""
+        """In the order of nccl-tests' rows."""
         return tuple(trial for cycle in self.cycles for trial in cycle)
 
     def asked_from(self, block: int, launch: Launch) -> list[Trial]:
-        """Trials of `launch` in the blocks from `block` on, without those that only fill gaps."""
+        """Trials of `launch` from `block` on, without those that only fill gaps."""
         asked = {id(trial) for trial in launch.trials}
         return [trial for trial in self.blocks[block:] if id(trial) in asked]
 
 
 def deal(launch: Launch, *, max_blocks: int = 20_000) -> Grid:
-    """Deal the trials of a launch to cycles; the order of a size is seeded by its id (pure).
-
-    Sizes with fewer trials than others, or none, get NCCL's default, which sharpens the noise band.
-    What would be more blocks is left over, by whole cycles.
-    """
+    """Deal trials to cycles, a size's order seeded by the launch's id; the default fills gaps."""
     walk = max(walks(trial.size_bytes for trial in launch.trials), key=len)
     hands = []
     for size in walk:
@@ -237,7 +223,7 @@ def deal(launch: Launch, *, max_blocks: int = 20_000) -> Grid:
         hands.append(hand)
     depth = min(max(map(len, hands)), max(1, max_blocks // len(walk)))
     known = (trial.repeat for trial in launch.trials if trial.config == ABSTAIN)
-    # Fillers of a continuing launch are numbered above those of the launch that it continues.
+    # Fillers of a continuing launch are numbered above the first one's.
     first = max(known, default=-1) + 1 + launch.id.count("~") * 1_000_000
     for hand, size in zip(hands, walk, strict=True):
         hand += [
@@ -259,29 +245,25 @@ class Calls(NamedTuple):
 
     @property
     def per_half(self) -> int:
-        """Calls in one half (in-place or out-of-place) of a block: sync, timed and checked ones."""
+        """Calls in one half of a block: sync, timed and checked ones."""
         return 1 + self.iterations + self.checks
 
     @property
     def per_block(self) -> int:
-        """Calls of a block, which all get one config."""
+        """Calls of a block, all with one config."""
         return HALVES * self.per_half
 
     def slow_s(self, size_bytes: int) -> float:
-        """Seconds that a block of a size may take, at 0.5 GB/s, which is slow for any cluster.
-
-        One channel of LL over two nodes of H100 makes 1.5: 44 calls of 4 GiB take 126 s, no hang.
-        """
+        """Seconds for a block at 0.5 GB/s (one channel of LL over two nodes of H100 makes 1.5)."""
         return self.per_block * size_bytes / 0.5e9
 
 
 def _small_bytes(file: SweepFile) -> int:
-    """Sizes up to this many bytes get more iterations; 0 = all get the same number."""
     return file.small_max if file.small_iterations > file.iterations else 0
 
 
 def calls_of(launch: Launch, file: SweepFile) -> Calls:
-    """The iteration counts of this launch."""
+    """Iteration counts of a launch."""
     if launch.mode is LaunchMode.READ_BACK:
         return Calls(1, 1, 0)
     is_small = all(trial.size_bytes <= _small_bytes(file) for trial in launch.trials)
@@ -292,10 +274,7 @@ def calls_of(launch: Launch, file: SweepFile) -> Calls:
 def arguments(
     program: Sequence[str], launch: Launch, grid: Grid, file: SweepFile, *, gpus: int, folder: Path
 ) -> tuple[str, ...]:
-    """The benchmark's argument vector: `gpus` of each process, JSON to `folder`.
-
-    Of our own program (`Setting.is_beside`) the text has all digits and every column.
-    """
+    """The benchmark's argument vector: `gpus` of each process, JSON to `folder`."""
     calls, walk = calls_of(launch, file), grid.walk
     argv = [*program, "-b", str(walk[0]), "-e", str(walk[-1])]
     argv += ["-f", str(walk[1] // walk[0])] if len(walk) > 1 else []
@@ -313,13 +292,8 @@ def arguments(
 def environment(
     launch: Launch, folder: Path, plugin: str, schedule_hash: str
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The variables that a launch sets and those that it removes, by its mode.
-
-    A reference launch is the user's own environment and nothing else. `folder` and `plugin` are as
-    the ranks see them; `schedule_hash` is empty for a launch without the plugin.
-    """
-    # How nccl-tests makes several communicators (v2.14 to v2.19.6, `src/common.cu`, run). The mask
-    # is read first, and would take precedence.
+    """What a launch sets and removes; `folder` and `plugin` are as the ranks see them."""
+    # nccl-tests v2.14 to v2.19.6 (`src/common.cu`, run); the mask would take precedence.
     split = {"NCCL_TESTS_SPLIT": launch.setting.split} if launch.setting.split else {}
     mask = ("NCCL_TESTS_SPLIT_MASK",) if split else ()
     if launch.mode is LaunchMode.REFERENCE:
@@ -339,14 +313,14 @@ def environment(
         found |= {
             "NCCL_DEBUG": "INFO",
             "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
-            # Each rank has a log of its own: host and process id.
+            # Host and process id: a log for each rank.
             "NCCL_DEBUG_FILE": str(folder / "nccl.%h.%p.log"),
         }
     return found, (*unset, *mask)
 
 
 def schedule_of(setting: Setting, grid: Grid, calls: Calls) -> Schedule:
-    """The schedule that the plugin applies, call by call (pure)."""
+    """What the plugin applies, call by call (pure)."""
     return Schedule(
         collective=setting.collective,
         num_ranks=setting.num_ranks,
@@ -360,10 +334,7 @@ def schedule_of(setting: Setting, grid: Grid, calls: Calls) -> Schedule:
 
 
 def warmup_of(setting: Setting, grid: Grid, calls: Calls) -> tuple[tuple[int, int], ...]:
-    """The warm-up as (nBytes, calls) runs: every doubling from the first size to the last.
-
-    nccl-tests v2.16.9 to v2.19.6 `src/common.cu`, TimeTest: whatever the factor of the walk is.
-    """
+    """(nBytes, calls): nccl-tests doubles whatever the factor is (v2.16.9 to v2.19.6, TimeTest)."""
     first, last = grid.walk[0], grid.walk[-1]
     doublings = range((last // first).bit_length())
     return tuple((setting.benchmark_bytes(first << n), calls.warmup) for n in doublings)
@@ -372,14 +343,11 @@ def warmup_of(setting: Setting, grid: Grid, calls: Calls) -> tuple[tuple[int, in
 def judge(
     launch: Launch, folder: Path, num_rows: int, patience_s: float = 0.0
 ) -> tuple[list[dict[str, Any]], bool]:
-    """For each of the first blocks the columns that tell whether its times are its config's.
+    """Columns of each of the first blocks, with `status` where the report does not confirm it.
 
-    `status` and `reason` are there where the plugin's report does not confirm a block. Also returns
-    whether the launch reached its first block: then a failure is that of a config.
-
-    A report that lacks the last row is waited for, up to `patience_s`: a client of a network file
-    system may write pages 30 s after a process's end (`vm.dirty_expire_centisecs`), and ours looks
-    again only when its attribute cache has expired (nfs(5), `acregmax`).
+    Also whether the first block was reached: then a failure is that of a config. A report without
+    the last row is waited for: an NFS client may write pages 30 s after a process's end
+    (`vm.dirty_expire_centisecs`), and ours caches attributes (nfs(5), `acregmax`).
     """
     if not launch.is_scheduled:
         return [{} for _ in range(num_rows)], num_rows > 0
@@ -399,7 +367,7 @@ def judge(
 
 
 def read_report(folder: Path) -> PlayReport | str:
-    """The plugin's report of the schedule in `folder`, or the reason why there is none."""
+    """The plugin's report of `folder`, or why there is none."""
     try:
         content_hash, num_calls = totals_of((folder / SCHEDULE_NAME).read_bytes())
         played = PlayReport.from_bytes((folder / REPORT_NAME).read_bytes())
@@ -408,7 +376,7 @@ def read_report(folder: Path) -> PlayReport | str:
     if played.schedule_hash != content_hash:
         return f"it is about the schedule {played.schedule_hash}, not {content_hash}"
     if played.calls > num_calls:
-        # With one size only, the plugin cannot notice a missing or additional block.
+        # With one size the plugin cannot notice a block more or less.
         return f"the benchmark made {played.calls} calls and not {num_calls}"
     return played
 
@@ -427,11 +395,11 @@ def _verdict(played: PlayReport, number: int) -> dict[str, Any]:
 
 
 def without_slow(sweep: Sweep) -> Sweep:
-    """The sweep without trials that take long and do not win: they are infeasible, and say why.
+    """Mark as infeasible what takes long and does not win at large sizes.
 
-    With large messages, LL, which in the published sweeps takes more than twice the best config's
-    time from 4 MiB on (33 cells) and four times from 16 MiB on (23), and up to two channels, which
-    do so over NVLink from 4 MiB on (16; over sockets 1.36 times, 8).
+    In the published sweeps LL takes more than twice the best time from 4 MiB on (33 cells) and four
+    times from 16 MiB on (23); up to two channels do over NVLink from 4 MiB on (16 cells; over
+    sockets 1.36 times, 8).
     """
     most = sweep.file.runner.slow_max
     why = "where LL and up to two channels take long and do not win (runner.slow_max)"

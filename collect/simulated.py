@@ -1,4 +1,4 @@
-"""The simulator as a runner: sweeps without a GPU, whose rows say `source = simulator`."""
+"""The simulator as a runner: rows say `source = simulator`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,10 +27,7 @@ _MODELLED = (_THREADS, _NO_P2P, _NO_SHM)
 
 
 def simulate(text: str, out: Path, system: System | None = None) -> Path:
-    """Run the text of a sweep file in the simulator; adds to the data set `out`, returns its path.
-
-    `system` replaces the one that the text names. Raises InvalidSweep and UserError.
-    """
+    """Simulate a sweep file's text, on `system` if given, into `out`; InvalidSweep, UserError."""
     parsed = parse_sweep(text, where="simulated sweep")
     strategy = make_strategy(parsed.file, parsed.trials)
     run_sweep(parsed, strategy, SimulatorRunner(parsed.file, out, system), out, resume=False)
@@ -38,17 +35,14 @@ def simulate(text: str, out: Path, system: System | None = None) -> Path:
 
 
 class SimulatorRunner(Runner):
-    """Measures on a simulated system; needs no GPU, no NCCL and no network."""
+    """Measures on a simulated system."""
 
     name = "simulator"
 
     def __init__(
         self, file: SweepFile, out: Path | None = None, system: System | None = None
     ) -> None:
-        """Load the sweep's simulated system, or take `system`. Raises UnknownName.
-
-        NCCL's cost tables are written to the data set `out`, as those of a real job are.
-        """
+        """`out` gets NCCL's cost tables, as from a real job. Raises UnknownName."""
         knobs = file.simulator
         self._file = file
         self._out = out
@@ -59,7 +53,7 @@ class SimulatorRunner(Runner):
         )
 
     def check(self, trials: Sequence[Trial]) -> None:
-        """Raise for a release, groups, collectives, profiles and interference not modelled."""
+        """Raise for what is not modelled."""
         named, modelled = self._file.nccl_version, self._system.nccl_version
         if named is not None and NcclVersion.parse(named) != modelled:
             others = ", ".join(f"{name} {find_system(name).nccl_version}" for name in SYSTEMS)
@@ -83,7 +77,7 @@ class SimulatorRunner(Runner):
             _launch_of(setting.profile, self._system)
 
     def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
-        """One launch for each setting of the round."""
+        """One for each setting."""
         by_setting = grouped(trials, lambda trial: trial.setting)
         return tuple(
             Launch(f"{number}:{s.key}", number, s, LaunchMode.SIMULATED, tuple(by_setting[s]))
@@ -91,7 +85,7 @@ class SimulatorRunner(Runner):
         )
 
     def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
-        """Simulate one call for each trial; out-of-place only."""
+        """Simulate a call for each trial; out-of-place only."""
         group = Group(launch.setting.num_nodes, launch.setting.ranks_per_node)
         place = group, launch.setting.profile.name
         if self._out is not None and place not in self._kept:
@@ -108,7 +102,7 @@ class SimulatorRunner(Runner):
         """Do nothing."""
 
     def environment(self) -> Row:
-        """The simulated system's environment columns."""
+        """The system's environment columns."""
         return {
             **self._system.environment,
             "source": Source.SIMULATOR.value,
@@ -160,11 +154,7 @@ class SimulatorRunner(Runner):
 
 
 def _launch_of(profile: LaunchProfile, system: System) -> LaunchSettings:
-    """The launch settings that a profile fixes on `system`.
-
-    Raises InvalidSweep for a system without launch settings, for a variable that is not modelled,
-    and for a transport or a number of threads that the system has no parameters for.
-    """
+    """What a profile fixes; InvalidSweep where the system does not model that."""
     if profile.name == DEFAULT_PROFILE:
         return UNTOUCHED
     if not isinstance(system, ParametricSystem):

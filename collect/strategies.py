@@ -4,15 +4,11 @@ exhaustive   the whole grid in each cycle
 random       a fresh uniform share of every task's configs in each cycle
 adaptive     where it is in doubt which config is best
 
-All measure NCCL's default twice in each round of a task. Adaptive looks everywhere in round 0: the
-slots of a task are spread over its (algorithm, protocol) subspaces in turn, so that neighbouring
-sizes see different ones. Later the belief about all tasks of a setting (`dynamiccl/belief.py`) says
-what the decision of each may cost; tasks whose decision is sure drop out. Each slot is an
-independent draw with replacement from
+All measure NCCL's default twice in each round of a task. Adaptive spreads the slots of round 0 over
+(algorithm, protocol) subspaces, so that neighbouring sizes see different ones; then the belief
+(`dynamiccl/belief.py`) says what each decision may cost. A slot is a draw with replacement, of
 
     q(config) = (1 - epsilon) policy(config) + epsilon / number of configs
-
-and q of the drawn config is recorded as its probability.
 """
 
 import hashlib
@@ -37,39 +33,35 @@ from dynamiccl.nccl import ABSTAIN
 from dynamiccl.repeats import cells_of
 
 Picks = tuple[Trial, ...]
-#: Each subspace is seen once in so many octaves of round 0.
+#: Octaves of round 0 in which each subspace is seen once.
 _FIRST_OCTAVES: Final = 1.5
-#: Joint draws from the posterior of a setting.
 _DRAWS: Final = 400
-#: Share of a policy for the config that is believed to be the fastest.
+#: A policy's share for the config believed fastest.
 _OF_LEADER: Final = 0.1
-#: So many failures, and no success, rule a subspace out on this machine.
+#: So many failures without a success rule a subspace out.
 _RULED_OUT: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a strategy is told of a trial that was picked and ran."""
+    """What a strategy is told of a trial that ran."""
 
     trial_key: str
     round: int
     #: None where there is no usable time.
     time_us: float | None
     ok: bool
-    #: It is not there to be measured, which is no failure.
+    #: Not there to be measured, which is no failure.
     infeasible: bool = False
 
     @property
     def failed(self) -> bool:
-        """Whether it hung, crashed, or computed wrong values."""
+        """It hung, crashed, or computed wrong values."""
         return not self.ok and not self.infeasible
 
 
 def outcome_of(trial_key: str, number: int, rows: Sequence[Mapping[str, Any]]) -> Outcome:
-    """The outcome of a trial in round `number`, from its rows, of which there is at least one.
-
-    The time is that of the out-of-place half, and none where GPUs were not well.
-    """
+    """Of at least one row: the out-of-place time, or none where GPUs were not well."""
     statuses = {row.get("status", Status.OK.value) for row in rows}
     ok = statuses == {Status.OK.value}
     first = next((row for row in rows if not row.get("in_place")), rows[0])
@@ -83,18 +75,16 @@ class TaskTrials:
 
     setting: Setting
     size_bytes: int
-    #: NCCL's default; None where the sweep has none that can run.
     default: Trial | None
-    #: Feasible forced configs, in declaration order.
     candidates: tuple[Trial, ...]
 
     @property
     def key(self) -> str:
-        """A stable, readable name."""
+        """A stable name."""
         return f"{self.setting.key}:{self.size_bytes}"
 
     def default_pair(self) -> tuple[Trial, ...]:
-        """The default twice (an A/A pair), from which the noise is estimated."""
+        """The default twice, from which the noise is estimated."""
         return () if self.default is None else (self.default, replace(self.default, repeat=1))
 
 
@@ -102,7 +92,7 @@ Tasks = Mapping[Setting, Sequence[TaskTrials]]
 
 
 def tasks_of(trials: Sequence[Trial]) -> Tasks:
-    """The tasks of a sweep in declaration order; those without a feasible trial are left out."""
+    """By setting, in declaration order; without a feasible trial there is no task."""
     feasible = grouped((one for one in trials if one.infeasible is None), lambda one: one.task)
     tasks: dict[Setting, list[TaskTrials]] = defaultdict(list)
     for (setting, size_bytes), found in sorted(feasible.items(), key=lambda one: one[0][1]):
@@ -113,28 +103,24 @@ def tasks_of(trials: Sequence[Trial]) -> Tasks:
 
 
 def seed_of(*words: str | int) -> int:
-    """A 64-bit seed, hashed from the words, the same on every machine."""
+    """64 bits, the same on every machine."""
     digest = hashlib.sha256("|".join(map(str, words)).encode()).digest()
     return int.from_bytes(digest[:8], "little")
 
 
 class Cycles:
-    """Exhaustive and random: the grid, or a share of each task's configs, in each cycle.
-
-    A share is drawn without replacement; the probability of its picks is that of any one draw
-    taking it, 1 / number of configs.
-    """
+    """The grid, or a share of each task's configs, in each cycle."""
 
     def __init__(self, file: SweepFile, trials: Sequence[Trial]) -> None:
         self._cycles, self._seed = file.cycles, (file.name, file.strategy.seed)
         self._share = file.strategy.share if file.strategy.kind == "random" else None
         self._repeats = range(file.strategy.repeats)
-        # Picked once, so that they become rows with a reason.
+        # Once, so that they become rows with a reason.
         self._infeasible = [trial for trial in trials if trial.infeasible is not None]
         self._tasks = [task for each in tasks_of(trials).values() for task in each]
 
     def next_picks(self, number: int, history: Sequence[Outcome]) -> Picks | None:  # noqa: ARG002
-        """This cycle's picks in its own order; None after the last cycle."""
+        """This cycle's; None after the last."""
         if number >= self._cycles:
             return None
         picks = [pick for task in self._tasks for pick in self._picks(task, number)]
@@ -151,28 +137,26 @@ class Cycles:
         if self._share is not None and drawn:
             generator = random.Random(seed_of(*self._seed, number, task.key))
             some = generator.sample(drawn, math.ceil(self._share * len(drawn) - 1e-9))
+            # Drawn without replacement; the probability is that of any one draw.
             drawn = tuple(replace(trial, probability=1 / len(drawn)) for trial in some)
         again = (replace(trial, repeat=repeat) for trial in drawn for repeat in self._repeats)
         return (*task.default_pair(), *again)
 
 
 class _Slots(NamedTuple):
-    """The slots that one task gets in an adaptive round, each with its odds over k trials."""
-
     task: TaskTrials
     trials: Sequence[Trial]
     #: Shape (slots, k).
     odds: Floats
-    #: What an undecided task may cost, as a share of the time: a short budget goes there first.
+    #: What an undecided task may cost, a share of the time: where a short budget goes first.
     doubt: float
 
     def cost(self) -> int:
-        """Number of measurements, the default's included."""
         return len(self.odds) + len(self.task.default_pair())
 
 
 class Adaptive:
-    """Measures uncertain tasks until all are certain, or rounds or budget are spent."""
+    """Measures uncertain tasks until rounds or budget are spent."""
 
     def __init__(self, file: SweepFile, trials: Sequence[Trial]) -> None:
         self._settings, self._seed = file.strategy, (file.name, file.strategy.seed)
@@ -181,12 +165,11 @@ class Adaptive:
         self._tasks = tasks_of(trials)
 
     def next_picks(self, number: int, history: Sequence[Outcome]) -> Picks | None:
-        """This round's draws; None when all tasks are certain, or rounds or budget are spent."""
+        """This round's draws; None when all is certain, or spent."""
         if number >= self._settings.max_rounds:
             return None
         before = [outcome for outcome in history if outcome.round < number]
         slots = list(self._later(number, before) if number else self._first())
-        # What is not run costs nothing.
         left = self._budget - sum(not outcome.infeasible for outcome in before)
         order = sorted(range(len(slots)), key=lambda index: -slots[index].doubt)
         costs = accumulate(slots[index].cost() for index in order)
@@ -195,7 +178,7 @@ class Adaptive:
         return (*(() if number else self._infeasible), *picks) or None
 
     def expected_picks(self) -> int:
-        """An upper bound over all rounds; most sweeps end much earlier."""
+        """An upper bound; most sweeps end much earlier."""
         total = sum(slots.cost() for slots in self._first())
         for members in self._tasks.values():
             live = [task for task in members if task.candidates]
@@ -214,7 +197,6 @@ class Adaptive:
             repeats[index] += 1
 
     def _explored(self, policy: Floats) -> Floats:
-        """A policy with uniform exploration mixed in."""
         epsilon = self._settings.epsilon
         mixed = (1.0 - epsilon) * policy + epsilon / max(policy.shape[-1], 1)
         result: Floats = mixed / mixed.sum(axis=-1, keepdims=True)
@@ -223,7 +205,7 @@ class Adaptive:
     def _first(self) -> Iterator[_Slots]:
         for members in self._tasks.values():
             for task, policy in zip(members, first_policies(members), strict=True):
-                # Nothing is known yet: a budget too short for all takes some of all sizes.
+                # A budget too short for all takes some of all sizes.
                 doubt = seed_of(self._seed[0], task.key) / 2**64
                 yield _Slots(task, task.candidates, self._explored(policy), doubt)
 
@@ -244,17 +226,17 @@ class Adaptive:
                 yield _Slots(members[size], trials, odds, float(regret[:, size].mean()))
 
 
-#: Picks trials, round by round: a pure function of the outcomes of the rounds before, in any order.
+#: Pure functions of the outcomes of earlier rounds, in any order.
 Strategy = Cycles | Adaptive
 
 
 def make_strategy(file: SweepFile, trials: Sequence[Trial]) -> Strategy:
-    """The strategy named in a sweep file, whose name and seed seed it."""
+    """The file's strategy, seeded by its name and seed."""
     return (Adaptive if file.strategy.kind == "adaptive" else Cycles)(file, trials)
 
 
 def first_policies(tasks: Sequence[TaskTrials]) -> list[Floats]:
-    """Round 0 of one setting: for each task (slots, k), each slot uniform over a subspace."""
+    """Round 0 of a setting: for each task (slots, k), each slot uniform over a subspace."""
     kinds = [[_subspace(trial) for trial in task.candidates] for task in tasks]
     most = max(len(set(kind)) for kind in kinds)
     log2_sizes = [math.log2(task.size_bytes) for task in tasks]
@@ -272,11 +254,7 @@ def first_policies(tasks: Sequence[TaskTrials]) -> list[Floats]:
 
 
 def later_slots(tasks: Sequence[TaskTrials]) -> int:
-    """Slots of each uncertain task of one setting in rounds after the first.
-
-    One for ten configs: many small steps learn more than few large ones, but each costs a pair of
-    the default.
-    """
+    """Slots of an uncertain task after round 0: small steps learn more, but each costs a pair."""
     most = max(len(task.candidates) for task in tasks)
     return min(max(math.ceil(most / 10), 1), 3)
 
@@ -286,25 +264,25 @@ def _subspace(trial: Trial) -> tuple[object, object]:
 
 
 class Believed(NamedTuple):
-    """What is believed of a setting's S tasks and A configs, NCCL's default the first."""
+    """What is believed of S tasks and A configs, NCCL's default the first."""
 
     belief: Belief
     #: By (task, config).
     trials: Mapping[tuple[int, int], Trial]
-    #: (S, A) what may be chosen, NCCL's default included; nothing where that failed.
+    #: (S, A) may be chosen; nothing where the default failed.
     allowed: Bools
     #: (S,) the config that a table would have now.
     decided: Ints
 
     def lost(self, random: np.random.Generator) -> Floats:
-        """(draws, S, A) log time of the decision over that of each config; 0 if it is no slower."""
+        """(draws, S, A) log time of the decision over each config's; 0 if no slower."""
         gains = self.belief.draws(_DRAWS, random)
         own = np.take_along_axis(gains, self.decided[None, :, None], axis=2)
         found: Floats = np.where(self.allowed, np.maximum(gains - own, 0.0), 0.0)
         return found
 
     def policy(self, size: int, lost: Floats) -> Floats:
-        """(A,) of a task: a tenth for the leader, the rest by what is lost (draws, A) to each."""
+        """(A,) of a task: a tenth for the leader, the rest by what is lost (draws, A)."""
         others = self.allowed[size].copy()
         others[0] = False
         leader = np.where(others, self.belief.gain[size], -np.inf).argmax()
@@ -315,11 +293,7 @@ class Believed(NamedTuple):
 
 
 def believe(tasks: Sequence[TaskTrials], history: Sequence[Outcome]) -> Believed:
-    """The belief about the tasks of a setting after a history.
-
-    Sizes are those that nccl-tests runs, which are NCCL's nBytes. A default that one round measured
-    is no proof: all of a round may be slow.
-    """
+    """The belief about a setting; one round of a default is no proof: all of it may be slow."""
     configs = (ABSTAIN, *dict.fromkeys(t.config for task in tasks for t in task.candidates))
     number = {config: action for action, config in enumerate(configs)}
     trials = {

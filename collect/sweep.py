@@ -1,9 +1,7 @@
 """Sweep files: their tables and bounds, and the trials that they declare.
 
-A sweep is TOML, checked by Pydantic: what is wrong ends in one line that names the key, the value
-and the choices. The grid is collectives x group shapes x datatypes x launch profiles x interference
-x sizes x (NCCL's default + algorithms x protocols x channels x chunk sizes); what NCCL cannot run
-is a trial too, with the reason, so that nothing is a silent gap.
+The grid is collectives x group shapes x datatypes x launch profiles x interference x sizes x
+(NCCL's default + algorithms x protocols x channels x chunk sizes); what NCCL cannot run is in it.
 """
 
 import tomllib
@@ -25,12 +23,11 @@ from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import DynamicclError, InvalidSweep, MissingPath
 from dynamiccl.simulator.toml_table import Table, first_problem, one_of, toml_value
 
-#: nccl-tests keeps three buffers of a size (`maxBytes` in common.cu), and no GPU has over 288 GB.
+#: nccl-tests keeps three buffers (`maxBytes` in common.cu), and no GPU has over 288 GB.
 _MAX_BYTES: Final = 128 << 30
 _Size = Annotated[int, BeforeValidator(parse_size)]
-#: 0 stands for AUTO.
 _SizeOrAuto = Annotated[int, BeforeValidator(lambda size: size and parse_size(size))]
-#: What a launch profile's `transport` sets (NCCL user guide, `env.rst` at v2.30.7).
+#: NCCL user guide, `env.rst` at v2.30.7.
 _TRANSPORT_SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
     "P2P": {},
     "SHM": {"NCCL_P2P_DISABLE": "1"},
@@ -39,15 +36,14 @@ _TRANSPORT_SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 class GroupShape(Table):
-    """Nodes and ranks per node of a communicator, as NCCL counts them; with a split, of the job."""
+    """A communicator's nodes and ranks per node, as NCCL counts them; with a split, the job's."""
 
     num_nodes: int = Field(ge=1)
     ranks_per_node: int = Field(ge=1)
-    #: Hosts that it is started on, where NCCL counts others: a whole NVL72 is one node to it.
+    #: Where NCCL counts other nodes: a whole NVL72 is one to it.
     num_hosts: int | None = Field(default=None, ge=1)
-    #: Several communicators at once: the shape is the job's, and nccl-tests splits it.
     split: Annotated[str, AfterValidator(grid.split_text)] | None = None
-    #: Whether the split may leave single processes over, which have nobody to talk to.
+    #: The split may leave single processes over, which have nobody to talk to.
     spare: bool = False
 
     @model_validator(mode="after")
@@ -63,7 +59,7 @@ class GroupShape(Table):
         return self
 
     def communicator(self) -> tuple[int, int]:
-        """Nodes of a communicator, and its ranks on each."""
+        """Its nodes, and its ranks on each."""
         shape = self.num_nodes, self.ranks_per_node
         if self.split is None:
             return shape
@@ -73,7 +69,7 @@ class GroupShape(Table):
 
     @property
     def hosts(self) -> int:
-        """Number of hosts of the job."""
+        """Hosts of the job."""
         return self.num_hosts or self.num_nodes
 
     @property
@@ -83,7 +79,7 @@ class GroupShape(Table):
 
 
 class Sizes(Table):
-    """Message sizes: from `min` to `max` by `factor` or in steps of an octave, or a `list`."""
+    """Sizes from `min` to `max` by `factor` or in steps of an octave, or a `list`."""
 
     min: _Size | None = None
     max: _Size | None = None
@@ -113,7 +109,7 @@ class Sizes(Table):
         return self
 
     def ladder(self) -> tuple[int, ...]:
-        """Sizes in bytes, ascending, each once."""
+        """Bytes, ascending, each once."""
         if self.min is None or self.max is None:
             return tuple(sorted(set(self.list)))
         if self.factor is not None:
@@ -123,7 +119,7 @@ class Sizes(Table):
 
 
 class ProfileSettings(Table):
-    """A launch profile: settings that NCCL reads once per process."""
+    """Settings that NCCL reads once per process."""
 
     name: str
     transport: Literal["P2P", "SHM", "NET"] | None = None
@@ -151,10 +147,7 @@ class ProfileSettings(Table):
 
 
 class InterferenceSettings(Table):
-    """What runs beside the collective; `level` is 0..1, for `congestion` any factor from 0 up.
-
-    For products it is the edge of the matrices: how far they fill the SMs decides what calls cost.
-    """
+    """What runs beside the collective; `level` is a share, a factor, or the edge of matrices."""
 
     kind: Annotated[str, one_of("interference", (QUIET, *grid.REAL, *grid.SIMULATED))] = QUIET
     level: float = Field(default=0.0, ge=0)
@@ -172,60 +165,57 @@ class InterferenceSettings(Table):
 
 
 class StrategySettings(Table):
-    """Which trials are measured, and how often."""
+    """What is measured, and how often."""
 
     kind: Literal["exhaustive", "random", "adaptive"] = "exhaustive"
-    #: Measurements of each forced config in a cycle, in one process; `adaptive` has its own.
+    #: Of a forced config in a cycle; `adaptive` has its own.
     repeats: int = Field(default=1, ge=1)
-    #: Share of the grid that `random` measures in each cycle.
     share: float = Field(default=0.25, gt=0, le=1)
-    #: Share of uniform exploration in every adaptive round (off-policy evaluation needs it).
+    #: Of uniform exploration in adaptive rounds (off-policy evaluation needs it).
     epsilon: float = Field(default=0.1, gt=0, le=1)
-    #: Adaptive stops at a task when its winner is this sure ...
+    #: Adaptive stops at a task when its winner is this sure,
     confidence: float = Field(default=0.9, gt=0.5, lt=1)
-    #: ... or when what is left to win is below this share of the time.
+    #: or when less than this share of the time is left to win.
     tolerance: float = Field(default=0.01, gt=0, lt=1)
     max_rounds: int = Field(default=12, ge=1)
     seed: int = 0
 
 
 class BudgetSettings(Table):
-    """When to stop early, whatever the number of jobs that a sweep takes."""
+    """When to stop, over all jobs."""
 
     max_measurements: int | None = Field(default=None, ge=1)
     max_hours: float | None = Field(default=None, gt=0)
 
 
 class RunnerSettings(Table):
-    """How nccl-tests is run."""
+    """How nccl-tests runs."""
 
-    #: The tuner plugin that plays the schedule; default: where `make plugin` puts it.
+    #: Plays schedules; default: where `make plugin` puts it.
     plugin: str | None = None
-    #: NCCL may take a minute to start on 512 GPUs.
+    #: NCCL may take a minute on 512 GPUs.
     startup_timeout_s: float = Field(default=300, gt=0)
-    #: So long without a new row, and the config in play counts as hung.
+    #: A config counts as hung after so long without a row.
     stall_timeout_s: float = Field(default=120, gt=0)
-    #: LL and up to two channels are measured up to this size (schedule.without_slow says why).
+    #: Most for LL and up to two channels (schedule.without_slow).
     slow_max: _Size = 64 << 20
-    #: A launch that reached none of its configs is tried once more, so long afterwards.
+    #: A launch that reached no config runs again, so long afterwards.
     retry_after_s: float = Field(default=10, ge=0)
-    #: A second, short pass in which NCCL's log says what really ran.
     read_back: bool = True
-    #: Times of single iterations and processes (`-I`), where the benchmark has them. It writes all
-    #: of ranks x iterations for each block: 385 MB for one launch of 512 ranks.
+    #: Writes ranks x iterations for each block (`-I`): 385 MB for a launch of 512 ranks.
     per_iteration: bool = False
 
 
 class TelemetrySettings(Table):
-    """Whether samplers watch the health of the GPUs while trials run."""
+    """Whether samplers watch the GPUs' health."""
 
     enabled: bool = True
 
 
 class SimulatorSettings(Table):
-    """Knobs of the embedded simulator; the noise is ours, not fitted (simulator/noise.py)."""
+    """The embedded simulator; its noise is ours, not fitted (simulator/noise.py)."""
 
-    #: A shipped system, or the TOML file of one (docs/simulator.md).
+    #: A shipped one, or a TOML file (docs/simulator.md).
     system: str = "h100-ib"
     seed: int = 0
     noise_sigma: float = Field(default=0.015, ge=0, le=1)
@@ -243,20 +233,18 @@ class SweepFile(Table):
     sizes: Sizes
     algorithms: tuple[str, ...] = tuple(a.wire for a in nccl.Algorithm)
     protocols: tuple[str, ...] = tuple(p.wire for p in nccl.Protocol)
-    #: 0 stands for AUTO.
     num_channels: tuple[int, ...] = (0,)
-    #: 0 stands for AUTO; others need NCCL 2.30 and the sweep mode.
+    #: 0 = AUTO, as above; others need NCCL 2.30 and the sweep mode.
     chunk_sizes: tuple[_SizeOrAuto, ...] = (0,)
     datatypes: tuple[Annotated[str, one_of("datatype", grid.DATATYPE_BYTES)], ...] = ("float",)
     profiles: tuple[ProfileSettings, ...] = (ProfileSettings(name=DEFAULT_PROFILE),)
     interference: tuple[InterferenceSettings, ...] = (InterferenceSettings(),)
-    #: Of the grid these trials alone, by key, where any is named (`evaluate gate` writes them).
+    #: These trials alone, by key (`evaluate gate` writes them).
     only: tuple[str, ...] = ()
     nccl_version: str | None = None
-    #: Repeats: every trial is measured once in a cycle.
     cycles: int = Field(default=5, ge=1)
     iterations: int = Field(default=20, ge=1)
-    #: At least so many for messages up to `small_max`: 20 calls of 1 KiB are 0.3 ms of signal.
+    #: Up to `small_max`: 20 calls of 1 KiB are 0.3 ms of signal.
     small_iterations: int = Field(default=200, ge=1)
     small_max: _Size = 256 << 10
     warmup_iterations: int = Field(default=5, ge=1)
@@ -269,7 +257,7 @@ class SweepFile(Table):
 
     @property
     def too_old(self) -> str | None:
-        """Why nccl-tests cannot play configs under the sweep's NCCL; None where it can."""
+        """Why nccl-tests cannot play configs under this NCCL, or None."""
         version, oldest = self.nccl_version, nccl.TUNER_ABI_SINCE[4]
         needs = f"a sweep of configs needs NCCL {oldest} or later, and nccl_version is {version}"
         fix = "take a newer NCCL, or measure its own choice alone: algorithms = []"
@@ -279,7 +267,7 @@ class SweepFile(Table):
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A checked sweep: its settings and its trials, in declaration order."""
+    """A checked sweep; trials are in declaration order."""
 
     file: SweepFile
     text: str
@@ -287,7 +275,7 @@ class Sweep:
 
 
 def load_sweep(path: Path) -> Sweep:
-    """Read and check a sweep file. Raises MissingPath and InvalidSweep."""
+    """Read and check a file. Raises MissingPath and InvalidSweep."""
     if not path.is_file():
         raise MissingPath("sweep file", path, "examples/ holds some to start from")
     try:
@@ -297,7 +285,7 @@ def load_sweep(path: Path) -> Sweep:
 
 
 def parse_sweep(text: str, *, where: str) -> Sweep:
-    """Check the text of a sweep file and lay out its trials. Raises InvalidSweep."""
+    """Check a text and lay out its trials. Raises InvalidSweep."""
     try:
         file = SweepFile.model_validate(tomllib.loads(text))
         check_slug(file.name, "sweep")
@@ -315,9 +303,8 @@ def parse_sweep(text: str, *, where: str) -> Sweep:
 
 
 def sweep_text(file: SweepFile, *, head: str = "") -> str:
-    """The settings as TOML, those at their default left out; `head` stands above as a comment."""
+    """The settings as TOML without defaults, below `head` as a comment."""
     entries = file.model_dump(mode="json", exclude_defaults=True)
-    # `sizes` stands on a line of its own among the keys.
     tables = {key: entries.pop(key) for key in [*entries] if isinstance(entries[key], dict)}
     entries |= {"sizes": tables.pop("sizes")}
     lines = [f"# {line}".rstrip() for line in head.splitlines()]
@@ -365,7 +352,6 @@ def _trials(file: SweepFile, where: str) -> tuple[Trial, ...]:
 
 
 def _check_protocols(file: SweepFile, where: str) -> None:
-    """Raise InvalidSweep for an algorithm that is asked for and has none of the protocols."""
     protocols = {nccl.Protocol.parse(name) for name in file.protocols}
     for algorithm in map(nccl.Algorithm.parse, file.algorithms):
         beside = map(nccl.Collective.parse, file.collectives)
