@@ -96,7 +96,7 @@ def script_path(out: Path, name: str) -> Path:
 
 
 def batch_script(sweep: Sweep, options: RunOptions, script: Path) -> str:
-    """The batch script (pure), where the user's options win; InvalidSweep for a header line."""
+    """The batch script (pure); the user's options win. Raises InvalidSweep for a header line."""
     given = sweep.file.launcher.sbatch_header
     header = [line.strip().removeprefix("#SBATCH").strip() for line in given]
     for line in header:
@@ -135,7 +135,7 @@ def batch_script(sweep: Sweep, options: RunOptions, script: Path) -> str:
 
 
 def find(script: Path) -> tuple[str, str] | None:
-    """Number and state of this script's job that waits or runs; raises MachineError."""
+    """Number and state of this script's job that waits or runs. Raises MachineError."""
     layout = ("--noheader", "--states=all", "--format=%i|%T|%r|%N|%o")
     ran = _slurm("squeue", f"--user={os.getuid()}", *layout)
     if not ran.worked:

@@ -183,7 +183,7 @@ def _nccl_tests(
 
 
 def find_plugin(file: SweepFile) -> Path | None:
-    """What plays schedules: the named one (or MissingPath), our build, or None."""
+    """The tuner plugin: the named one (or raises MissingPath), our build, or None."""
     named = file.runner.plugin
     path = built(SWEEP_NAME) if named is None else Path(named).expanduser()
     if path.is_file():

@@ -56,7 +56,7 @@ _SPLIT: Final = re.compile(r"(AND|OR|MOD|DIV) (0x[0-9a-f]{1,7}|0|[1-9]\d{0,8})")
 
 
 def parse_size(value: object) -> int:
-    """An integer, or text with a binary K, M, G or T as nccl-tests takes it; ValueError."""
+    """An integer, or text with a binary K, M, G or T as nccl-tests takes it. Raises ValueError."""
     match = _SIZE.fullmatch(str(value).strip())
     if not match or int(match[1]) == 0:
         raise ValueError(f"'{value}' is no size; write 4096, '64K', '16M' or '1G'")
@@ -79,7 +79,7 @@ def octave_ladder(low_bytes: int, high_bytes: int, steps_per_octave: int) -> tup
 
 
 def factor_ladder(low_bytes: int, high_bytes: int, factor: int) -> tuple[int, ...]:
-    """As `-b low -e high -f factor` walks."""
+    """Sizes as `-b low -e high -f factor` walks them."""
     sizes = [low_bytes]
     while sizes[-1] * factor <= high_bytes:
         sizes.append(sizes[-1] * factor)
@@ -87,7 +87,7 @@ def factor_ladder(low_bytes: int, high_bytes: int, factor: int) -> tuple[int, ..
 
 
 def chains(sizes: Iterable[int]) -> list[Walk]:
-    """Walks by a factor, each time the longest that is left."""
+    """Cut sizes into walks, each time the longest that is left."""
     left = set(sizes)
     cut: list[Walk] = []
     while left:
@@ -211,7 +211,7 @@ def expand_hosts(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class LaunchProfile:
-    """What NCCL reads once per process; sorted (name, value) pairs."""
+    """Settings that NCCL reads once per process: sorted (name, value) pairs."""
 
     name: str = DEFAULT_PROFILE
     environment: tuple[tuple[str, str], ...] = ()
@@ -227,7 +227,7 @@ class Interference:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
-    """What is fixed for a process; trials of one setting can share one."""
+    """What is fixed for a process: trials of one setting can share one."""
 
     collective: Collective
     num_nodes: int

@@ -153,7 +153,7 @@ _COMMANDS: Final = {"local": _local, "mpirun": _mpirun, "srun": _srun, "sbatch":
 
 
 def command(ranks: Ranks, settings: LauncherSettings) -> tuple[str, ...]:
-    """What to start on this machine; InvalidSweep where the launcher cannot do that."""
+    """What to start on this machine. Raises InvalidSweep where the launcher cannot."""
     container = settings.container
     if ranks.num_nodes > 1 and not settings.is_distributed:
         raise InvalidSweep(
@@ -201,7 +201,7 @@ def _in_container(ranks: Ranks, settings: LauncherSettings) -> _Command:
     argv = (*drop, *argv)
     if container is None or container.runtime == "pyxis":
         return argv, env
-    # These win over the image's, PATH too; --env would cut values at commas.
+    # These win over the image's, PATH too (user guide); --env would cut values at commas.
     inside = {f"APPTAINERENV_{name}": value for name, value in env.items()}
     binds = _each("--bind", container.mounts)
     return ("apptainer", "exec", "--nv", *binds, container.image, *argv), {**env, **inside}
@@ -222,8 +222,8 @@ class Interrupt:
     """Handles the signals that end a run, in the main thread only.
 
     The first sets `requested`: finish the running trial. SIGUSR1 and SIGTERM, which Slurm sends
-    before a time limit or preemption, do no more. A second Ctrl-C sets `forced`: `check` raises,
-    and a running process is killed. A third raises KeyboardInterrupt at once.
+    before a time limit or preemption, do no more. A further Ctrl-C sets `forced`: `check` raises,
+    and a running process is killed. One more raises KeyboardInterrupt at once.
     """
 
     def __init__(self) -> None:

@@ -121,7 +121,7 @@ def plain_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def unwrapped(file: Iterable[str]) -> Iterator[str]:
-    """As they are, or their text where the first is in an envelope or behind a prefix."""
+    """Lines as they are, or their text where the first is in an envelope or behind a prefix."""
     lines = iter(file)
     first = [*islice(lines, 1)]
     rest = chain(first, lines)
@@ -129,7 +129,7 @@ def unwrapped(file: Iterable[str]) -> Iterator[str]:
 
 
 def without_prefix(line: str) -> str:
-    """Without known prefixes."""
+    """The line without known prefixes."""
     found = _PREFIX.match(line)
     return line[found.end() :] if found else line
 

@@ -149,7 +149,7 @@ def _object_in(line: str) -> dict[str, Any]:
 
 
 def exclusive(job: str) -> bool | None:
-    """Whether a Slurm job has its nodes to itself; None if unknown."""
+    """Whether a Slurm job has its nodes to itself; None if unknown, as without scontrol."""
     said = Machine().run("scontrol", "show", "job", job, limit_s=_ANSWER_S)
     # slurm.conf(5), `src/api/job_info.c`, Slurm 22.05 to 24.11.
     found = re.search(r"\bOverSubscribe=(\S+)", said.output)

@@ -47,7 +47,7 @@ CallTimes = Callable[[Setting, int, Config], float]
 
 
 def make_plan(sweep: Sweep) -> Plan:
-    """Plan as if each round were like the first; UserError where nothing is known of a group."""
+    """Plan as if each round were like the first. Raises UserError for an unknown group."""
     file, rules = sweep.file, dict[str, None]()
     model = find_system(file.simulator.system)
     known = schedule.without_slow(sweep).trials

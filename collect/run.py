@@ -42,7 +42,7 @@ class Runner(Protocol):
     name: str
 
     def check(self, trials: Sequence[Trial]) -> None:
-        """Refuse what it cannot measure: UserError, MachineError."""
+        """Refuse what it cannot measure. Raises UserError and MachineError."""
 
     def launches(self, number: int, trials: Sequence[Trial]) -> Sequence[Launch]:
         """Lay out a round: a pure function of it and of what was learnt."""

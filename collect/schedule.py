@@ -23,7 +23,7 @@ from dynamiccl.schedule import BlockState, PlayReport, Schedule, totals_of
 SCHEDULE_NAME: Final = "schedule"
 REPORT_NAME: Final = "report"
 JSON_NAME: Final = "rows.json"
-#: Out-of-place and in-place.
+#: Out-of-place and in-place, which every tunable benchmark runs.
 HALVES: Final = 2
 #: Override the requested config (`src/graph/tuning.cc`).
 CONFIG_VARIABLES: Final = ("NCCL_ALGO", "NCCL_PROTO")
@@ -184,7 +184,7 @@ def _walked(
 
 
 def grouped(trials: Iterable[Trial], key: Callable[[Trial], _Key]) -> dict[_Key, list[Trial]]:
-    """By key, in the order in which it first comes."""
+    """Trials by key, in the order in which it first comes."""
     groups: dict[_Key, list[Trial]] = {}
     for trial in trials:
         groups.setdefault(key(trial), []).append(trial)
@@ -204,7 +204,7 @@ class Grid:
 
     @property
     def blocks(self) -> tuple[Trial, ...]:
-        """In the order of nccl-tests' rows."""
+        """All blocks, in the order of nccl-tests' rows."""
         return tuple(trial for cycle in self.cycles for trial in cycle)
 
     def asked_from(self, block: int, launch: Launch) -> list[Trial]:
@@ -292,7 +292,7 @@ def arguments(
 def environment(
     launch: Launch, folder: Path, plugin: str, schedule_hash: str
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """What a launch sets and removes; `folder` and `plugin` are as the ranks see them."""
+    """Variables to set and to remove; `folder` and `plugin` are as the ranks see them."""
     # nccl-tests v2.14 to v2.19.6 (`src/common.cu`, run); the mask would take precedence.
     split = {"NCCL_TESTS_SPLIT": launch.setting.split} if launch.setting.split else {}
     mask = ("NCCL_TESTS_SPLIT_MASK",) if split else ()

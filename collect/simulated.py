@@ -27,7 +27,7 @@ _MODELLED = (_THREADS, _NO_P2P, _NO_SHM)
 
 
 def simulate(text: str, out: Path, system: System | None = None) -> Path:
-    """Simulate a sweep file's text, on `system` if given, into `out`; InvalidSweep, UserError."""
+    """Simulate a sweep file's text, on `system` if given. Raises InvalidSweep and UserError."""
     parsed = parse_sweep(text, where="simulated sweep")
     strategy = make_strategy(parsed.file, parsed.trials)
     run_sweep(parsed, strategy, SimulatorRunner(parsed.file, out, system), out, resume=False)
@@ -77,7 +77,7 @@ class SimulatorRunner(Runner):
             _launch_of(setting.profile, self._system)
 
     def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
-        """One for each setting."""
+        """One launch for each setting."""
         by_setting = grouped(trials, lambda trial: trial.setting)
         return tuple(
             Launch(f"{number}:{s.key}", number, s, LaunchMode.SIMULATED, tuple(by_setting[s]))

@@ -56,12 +56,12 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """It hung, crashed, or computed wrong values."""
+        """Whether it hung, crashed, or computed wrong values."""
         return not self.ok and not self.infeasible
 
 
 def outcome_of(trial_key: str, number: int, rows: Sequence[Mapping[str, Any]]) -> Outcome:
-    """Of at least one row: the out-of-place time, or none where GPUs were not well."""
+    """The outcome, of at least one row: out-of-place time, or none where GPUs were not well."""
     statuses = {row.get("status", Status.OK.value) for row in rows}
     ok = statuses == {Status.OK.value}
     first = next((row for row in rows if not row.get("in_place")), rows[0])
@@ -92,7 +92,7 @@ Tasks = Mapping[Setting, Sequence[TaskTrials]]
 
 
 def tasks_of(trials: Sequence[Trial]) -> Tasks:
-    """By setting, in declaration order; without a feasible trial there is no task."""
+    """Tasks by setting, in declaration order; without a feasible trial there is none."""
     feasible = grouped((one for one in trials if one.infeasible is None), lambda one: one.task)
     tasks: dict[Setting, list[TaskTrials]] = defaultdict(list)
     for (setting, size_bytes), found in sorted(feasible.items(), key=lambda one: one[0][1]):
@@ -103,7 +103,7 @@ def tasks_of(trials: Sequence[Trial]) -> Tasks:
 
 
 def seed_of(*words: str | int) -> int:
-    """64 bits, the same on every machine."""
+    """A 64-bit seed, the same on every machine."""
     digest = hashlib.sha256("|".join(map(str, words)).encode()).digest()
     return int.from_bytes(digest[:8], "little")
 
@@ -120,7 +120,7 @@ class Cycles:
         self._tasks = [task for each in tasks_of(trials).values() for task in each]
 
     def next_picks(self, number: int, history: Sequence[Outcome]) -> Picks | None:  # noqa: ARG002
-        """This cycle's; None after the last."""
+        """This cycle's picks; None after the last."""
         if number >= self._cycles:
             return None
         picks = [pick for task in self._tasks for pick in self._picks(task, number)]

@@ -109,7 +109,7 @@ class Sizes(Table):
         return self
 
     def ladder(self) -> tuple[int, ...]:
-        """Bytes, ascending, each once."""
+        """Sizes in bytes, ascending, each once."""
         if self.min is None or self.max is None:
             return tuple(sorted(set(self.list)))
         if self.factor is not None:
@@ -233,8 +233,8 @@ class SweepFile(Table):
     sizes: Sizes
     algorithms: tuple[str, ...] = tuple(a.wire for a in nccl.Algorithm)
     protocols: tuple[str, ...] = tuple(p.wire for p in nccl.Protocol)
+    #: 0 = AUTO, of chunk sizes too, which else need NCCL 2.30 and the sweep mode.
     num_channels: tuple[int, ...] = (0,)
-    #: 0 = AUTO, as above; others need NCCL 2.30 and the sweep mode.
     chunk_sizes: tuple[_SizeOrAuto, ...] = (0,)
     datatypes: tuple[Annotated[str, one_of("datatype", grid.DATATYPE_BYTES)], ...] = ("float",)
     profiles: tuple[ProfileSettings, ...] = (ProfileSettings(name=DEFAULT_PROFILE),)
