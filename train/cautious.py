@@ -166,7 +166,7 @@ class Tables(nn.Module):
             "spreads": np.concatenate([each.spread for each in tables]),
             "nearness": np.concatenate([each.is_near for each in tables]),
             "acting": np.concatenate([each.may_act for each in tables]),
-            # NaN is not equal to itself, and equal fits have equal files.
+            # Infinite, since NaN is not equal to itself and equal fits have equal files.
             "costs": np.nan_to_num(
                 np.concatenate([each.relative_cost for each in tables]), nan=np.inf
             ),
@@ -250,9 +250,9 @@ _DISTURBED: Final = 0.5
 class CautiousPolicy(nn.Module):
     """(window_BKW, context_BF, mask_BA) -> (action_B int64, q_BA), whatever the window.
 
-    Of an interference level each config's time feels its cell's share (`level_shares`). The largest
-    gain over NCCL's own choice is taken of those above MIN_GAIN and so many of their spreads
-    (`predict`). For machines and collectives that were not measured NCCL's own choice stands.
+    Under interference each config's time grows by the share of the level that its cell feels
+    (`level_shares`). The largest gain over NCCL's own choice that exceeds MIN_GAIN and so many of
+    its spreads (`predict`) is taken. On unmeasured machines NCCL's own choice stands.
     """
 
     machine_table: torch.Tensor
@@ -292,7 +292,7 @@ class CautiousPolicy(nn.Module):
         """(action_B, q_BA)."""
         z_BA, spread_BA, caution_B = self.predict(context_BF)
         allowed_BA = mask_BA > 0.5
-        # Infinite times 0 would be no number.
+        # Infinite caution times a spread of 0 would be NaN.
         bar_BA = caution_B.unsqueeze(1) * spread_BA.clamp(min=1e-9)
         sure_BA = allowed_BA & (-z_BA > bar_BA.clamp(min=self.min_gain))
         # Where ABSTAIN is not allowed there is nothing to fall back on.

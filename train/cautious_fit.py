@@ -1,12 +1,11 @@
 """From a data set to a policy of tables: beliefs, and how sure a gain must be to act.
 
 A table's caution is calibrated on drawn worlds. The machine's own tasks, octaves left out of its
-tables, only raise it until there are 1 / alpha of them, which then tell it alone; measured shapes
-that are left out tell that of shapes that nobody measured.
+tables, only raise it until there are 1 / alpha of them, which then tell it alone.
 
 By conformal risk control (Angelopoulos et al. 2022, section 2), on n exchangeable tasks, the least
 threshold on the score (gain over its spread) at which (slower + 1) / (n + 1) <= alpha keeps the
-expected share of slower tasks at alpha. *Slower* is by more than SLOWER and the noise: NCCL's own
+share of slower tasks at alpha. *Slower* is by more than SLOWER and the noise, since NCCL's own
 config is measured as slower every other time.
 
 T tasks, A actions, S machines, N collectives, C cells, O octaves of sizes, L rows of a table
@@ -100,7 +99,7 @@ class Measured:
     relative_cost: Floats
 
     def only(self, kept: Bools) -> "Measured":
-        """Of these the measurements `kept` (n,)."""
+        """With the measurements in `kept` (n,) only."""
         names = ("places", "log_us", "variance", "repeats")
         return replace(self, **{name: getattr(self, name)[kept] for name in names})
 
@@ -223,7 +222,7 @@ class Calibration:
         return 1.0 / (len(self) + 1)
 
     def raised(self, drawn: float, alpha: float) -> float:
-        """The threshold on the score, of these tasks alone where they are enough for `alpha`."""
+        """The threshold on the score: `drawn`, or more by these tasks, by them alone if enough."""
         is_slower = self.measured < -math.log1p(SLOWER) - _NINETY * self.noise
         slower = np.sort(self.score[is_slower])[::-1]
         allowed = math.floor(alpha * (len(self) + 1) + 1e-9) - 1
@@ -257,7 +256,7 @@ class Fitted:
     #: By machine: on left-out octaves, and on whole shapes (empty for few).
     of_sizes: Sequence[Calibration]
     of_shapes: Sequence[Calibration]
-    #: Most factors by which evidence widened a prior, and left-out octaves a spread.
+    #: The largest factors by which evidence widened a prior, and left-out octaves a spread.
     widened: float
     stretched: float
 

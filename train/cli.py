@@ -1,4 +1,4 @@
-"""`dynamiccl-train`: offline training on measured data."""
+"""`dynamiccl-train`: training on measured data."""
 
 import os
 import shlex
@@ -179,7 +179,7 @@ def fit_command(
 
 
 def _check_data(data: Path) -> None:
-    """Before the heavy imports: a typo is told at once."""
+    """Check before the heavy imports, to tell of a typo at once."""
     from dynamiccl.datasets.store import part_paths
 
     part_paths(data)
@@ -355,10 +355,7 @@ def study_command(
 
 
 def _join(run_id: str) -> None:
-    """Be a worker, to the end of the study.
-
-    Stdout is for failures and interrupts: `_run_workers`, which tells them itself, gives it none.
-    """
+    """Be a worker; failures go to stdout, which `_run_workers` drops to tell them itself."""
     for name, value in _ONE_THREAD.items():  # before numpy is imported
         os.environ.setdefault(name, value)
 
@@ -429,7 +426,7 @@ def _run_workers(study: "Study", uri: str, jobs: int) -> list[int]:
                     command,
                     stdout=subprocess.DEVNULL,
                     env=os.environ | _ONE_THREAD | {"MLFLOW_TRACKING_URI": uri},
-                    # As by `terminate` when we are killed; no lock is taken.
+                    # It stops when we are killed; this takes no lock.
                     preexec_fn=partial(end_with_parent, signal.SIGTERM),  # noqa: PLW1509
                 )
                 workers.append(worker)

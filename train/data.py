@@ -39,7 +39,7 @@ from dynamiccl.train.trigger import Detector, interference_levels, level_shares_
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """Read from a data directory."""
+    """What one run reads from a data directory."""
 
     frame: pl.DataFrame
     parts: Splits
@@ -50,8 +50,7 @@ class TrainingData:
     training: TrainingSteps
     sequences: Steps | None
     sequence_counts: dict[str, int] | None
-    #: How much of a level slows each cell (trigger.py), where costs are wanted; None without a
-    #: Trigger or calls.
+    #: The share of a level that slows each cell; None without costs, Trigger or calls.
     level_shares: pl.DataFrame | None
     validation: TaskGrid
     observations: Observations
@@ -99,11 +98,9 @@ def load_data(
     with_calls: bool = True,
     split: str = SplitBy.SIZE,
 ) -> TrainingData:
-    """Read a data directory.
+    """Read a data directory; `trigger` is a run directory or file of a Trigger.
 
-    `trigger`: run directory or file of a Trigger. `with_costs`: observe NCCL's own cost model.
-    `with_calls`: calls of jobs make steps. Raises what reading raises, NotEnoughData, and
-    UnknownName for a split.
+    Raises what reading raises, NotEnoughData, and UnknownName for a split.
     """
     levels = None if not trigger else partial(interference_levels, Detector.load(Path(trigger)))
     everything = read(data_dir)
@@ -151,10 +148,7 @@ def load_data(
 
 
 def base_residuals(data: TrainingData) -> tuple[float, float] | None:
-    """Root mean square residuals of the lines on validation, in ln(time): over cost, without.
-
-    None where NCCL's costs, or two tasks, are missing.
-    """
+    """Validation residuals in ln(time), over cost and without; None without costs or two tasks."""
     train, held = (_lines_of(data, split) for split in (Split.TRAIN, Split.VALIDATION))
     off: list[list[Floats]] = [[], []]
     for group in np.unique(train.group):

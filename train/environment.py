@@ -43,7 +43,7 @@ from dynamiccl.simulator.world import CallResults, Jobs, World
 
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
-#: Of 16 ranks on one machine: 22 to 33 ms (`bench_plugin.py`).
+#: 16 ranks on one machine took 22 to 33 ms (`bench_plugin.py`).
 AGREEMENT_US: Final = 28_000.0
 #: No decision in time: the last one stays in force.
 LATE: Final = -1
@@ -56,10 +56,7 @@ class Watch(Protocol):
     def observe(
         self, stream: Int64Array, log_time: Float64Array, *, key: Int64Array
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Alarms (N,), above 0 while slow, and levels (N,) of task keys, below 0 = unknown.
-
-        A stream is a task key of a job under one config; `log_time` is ln(us).
-        """
+        """Alarms (N,), above 0 while slow, and levels (N,) of task keys, below 0 = unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +186,7 @@ class JobCalls:
         #: Pending keys (N,) and actions (N,), oldest first.
         self._waiting = deque[tuple[Int64Array, Int64Array]]()
         self._watch = None if self._make_watch is None else self._make_watch()
-        #: (N,) of the task keys of the last calls.
+        #: (N,) alarms of the last calls' task keys, and whether they are new.
         self.alarm = self.alarm_began = np.zeros(self.num_envs, dtype=np.bool_)
         self.level = np.full(self.num_envs, float(UNKNOWN))
         self._alarms = np.zeros(shape, dtype=np.bool_)
@@ -298,7 +295,7 @@ class Variation:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Raises ValueError for invalid lengths."""
+    """Lengths of a round and an episode; raises ValueError."""
 
     #: Calls of a job between decisions.
     period_calls: int
@@ -420,10 +417,7 @@ class Collectives(gymnasium.Env[dict[str, Any], Int64Array]):
         period_calls: int = 0,
         **rounds: int,
     ) -> None:
-        """0 nodes or ranks: the largest group.
-
-        Raises UnknownName, and UserError for a workload that cannot run there.
-        """
+        """Raises UnknownName, and UserError for a workload that cannot run there."""
         found = find_system(system)
         largest = found.groups()[-1]
         shape = Group(num_nodes or largest.num_nodes, ranks_per_node or largest.ranks_per_node)

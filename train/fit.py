@@ -44,7 +44,7 @@ from dynamiccl.train.trigger import copy_trigger
 #: Steps done, their total, and an epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
 
-#: Removed when the run finishes.
+#: A killed run goes on from it; removed at the end.
 _STATE_NAME: Final = "state.pt"
 #: For runs that were killed before their first epoch.
 _BEGUN_NAME: Final = "begun.json"
@@ -66,16 +66,13 @@ class FitSummary:
     abstain_margin: float
     num_actions: int
     counts: dict[str, int]
-    #: Rows in no task, by reason.
     left_out: dict[str, int]
-    #: The bound on the share of slower choices, in drawn worlds, or None; how much wider than
-    #: theirs the prior and the spreads are.
+    #: Bound on slower choices in drawn worlds; factors by which prior and spreads are wider.
     alpha: float | None = None
     widened: float = 1.0
     stretched: float = 1.0
 
 
-#: A policy, metrics, and fields of the summary.
 _Made = tuple[nn.Module, dict[str, float], dict[str, Any]]
 
 
@@ -90,10 +87,9 @@ def fit(  # noqa: PLR0913 - all of a run
     progress: Progress = lambda _step, _steps, _metrics: None,
     ray: str | None = None,
 ) -> FitSummary:
-    """Train, choose checkpoint and abstain margin on validation, export, and track.
+    """Train, choose checkpoint and margin on validation, export, and track.
 
-    `ray`: the address of a cluster for IMPALA's actors. Raises as `load_data`, and UserError for a
-    tracking URI, and for a threshold without a Trigger.
+    `ray`: the address of a cluster for IMPALA's actors. Raises as `load_data`, and UserError.
     """
     if recipe.level_threshold and not recipe.trigger:
         raise UserError(
@@ -119,10 +115,7 @@ def resume(
     progress: Progress = lambda _step, _steps, _metrics: None,
     ray: str | None = None,
 ) -> FitSummary:
-    """Continue a killed run in the same MLflow run, as if uninterrupted.
-
-    Raises as `fit`, MissingPath and CorruptFile for its state, and UserError for other data.
-    """
+    """Continue a killed run in its MLflow run; raises as `fit`, MissingPath and CorruptFile."""
     with tracking.continue_run(tracking_uri, run_id) as run:
         facts, state = _begun(run)
         recipe, seed = Recipe(**facts["recipe"]), int(facts["seed"])
@@ -197,7 +190,6 @@ class _Training:
         self.run.begin(data_dir, self.data.digest, params, text)
 
     def train(self, state: dict[str, Any] | None = None) -> FitSummary:
-        """Continues from `state` if given."""
         with tempfile.TemporaryDirectory() as folder:
             scratch = Path(folder)
             (scratch / POLICY_FOLDER).mkdir()
@@ -267,7 +259,6 @@ class _Training:
         return module, {"abstain_margin": margin}, found
 
     def _fit_tables(self, scratch: Path) -> _Made:
-        """Tables of a belief, with its calibration."""
         data, alpha, started = self.data, self.recipe.alpha, time.monotonic()
         fitted = fit_tables(
             data, alpha=alpha, progress=lambda done, count: self.progress(done, count, {})

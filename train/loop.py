@@ -19,7 +19,7 @@ STATE_VERSION: Final = 7
 
 
 class Source(ABC):
-    """Gradient steps on recorded data, or actors that play (`online/`)."""
+    """Makes updates: gradient steps on recorded data, or actors that play (`online/`)."""
 
     #: Their running average is validated and exported.
     members: nn.ModuleList
@@ -68,7 +68,6 @@ class Loop:
     ) -> None:
         """`validate` gives `validation_regret` (a fraction), of actors `validation_speedup` too."""
         self.step = 0
-        #: Of the latest epoch.
         self.latest: dict[str, float] = {}
         self.source, self._recipe, self._validate = source, recipe, validate
         self._checkpoints: list[Checkpoint] = []
@@ -105,10 +104,9 @@ class Loop:
             self.close()
 
     def best(self) -> Checkpoint:
-        """The latest checkpoint within the recipe's tolerance of the best.
+        """The latest checkpoint within the recipe's tolerance of the best, which is partly luck.
 
-        There are few validation tasks, so the very best is partly luck. Of actors it is the
-        fastest: cold validation tells little of them.
+        Of actors it is the fastest: cold validation tells little of them.
         """
         plays = "validation_speedup" in self.latest
         tolerance = 0.0 if plays else self._recipe.checkpoint_tolerance

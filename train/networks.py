@@ -4,12 +4,9 @@ B batch, K calls in the window, W features of a call, F features of the context,
 actions, C cells of NCCL's cost table, G action features, U units
 
 A bad protocol is 50 times slower, and what has to be told apart is 2 %: heads predict z = log(-Q),
-the log of time over reference (Pohlen et al. 2018, section 3.2). The reward is -time/reference.
-
-Dueling (Wang et al. 2016, section 3) is anchored at action 0: no Q value depends on the mask. With
-actions as inputs (`ActionHead`), c is ln of NCCL's own cost where it is known, else 0:
-
-    z_a = V(task) + n(task, a) + c_a  -  (n(task, 0) + c_0)
+the log of time over reference (Pohlen et al. 2018, section 3.2). Dueling (Wang et al. 2016) is
+anchored at action 0: no Q depends on the mask. With actions as inputs (`ActionHead`)
+z_a = V(task) + n(task, a) + c_a - (n(task, 0) + c_0), c being ln of NCCL's cost if known, else 0.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,10 +31,7 @@ FILTER_CALLS: Final = 4
 
 
 class SizeWaves(nn.Module):
-    """Sines and cosines of log2 size: an MLP alone smooths jumps away (Tancik et al. 2020).
-
-    The shortest wave spans held-out octaves, to interpolate between training sizes.
-    """
+    """Sines and cosines of log2 size: an MLP alone smooths jumps away (Tancik et al. 2020)."""
 
     angular: torch.Tensor
 
@@ -176,11 +170,10 @@ _DECISION_UNITS: Final = 8
 
 
 class StatefulTrunk(nn.Module):
-    """A trunk with an LSTM over the decisions about all keys of a job.
+    """A trunk with an LSTM that steps once for each decision about a key that has new calls.
 
-    It steps once for each decision about a key that has new calls (mvfst-rl, Sivakumar et al. 2019,
-    section 4.1; Mnih et al. 2016, 5.6). `decided` (B,) is the last action about each key, -1 =
-    none.
+    As mvfst-rl, Sivakumar et al. 2019, section 4.1, and Mnih et al. 2016, 5.6. `decided` (B,) is
+    the last action about each key, -1 = none.
     """
 
     def __init__(self, trunk: Trunk, hidden_size: int, num_actions: int, units: int) -> None:
@@ -328,7 +321,7 @@ class ActionFeatures(nn.Module):
 
 
 UNITS: Final = 64
-#: ln of time over NCCL's of a cell that NCCL does not take.
+#: ln of time over NCCL's, for a cell that NCCL does not take.
 _WORST: Final = 8.0
 
 

@@ -1,10 +1,8 @@
 """Learning from recorded steps: d3rlpy's Q learning on our networks, and its batches.
 
-d3rlpy is imported here alone, without gym's notice of retirement and without PRDC, for which it
-would import scikit-learn (two or three seconds).
-
-The loss is a Huber loss in z = log(-Q), less beta x H(softmax(-z)) over the allowed actions (Mnih
-et al. 2016, section 4; Pensieve section 4.2). Behaviour cloning has the cross entropy of -z.
+d3rlpy is imported here alone, without gym's notice of retirement, and without PRDC, whose
+scikit-learn takes two or three seconds. The loss is Huber in z = log(-Q), less beta x
+H(softmax(-z)) over allowed actions (Mnih et al. 2016, section 4; Pensieve section 4.2).
 
 N steps, E episodes, B rows of a batch, A actions.
 """
@@ -188,10 +186,9 @@ ALGORITHMS: Final = ("DoubleDQN", "DiscreteCQL", "DiscreteBC")
 
 
 def make_algorithm(recipe: Recipe, *sources: Steps, actions: ActionInputs | None = None) -> Any:
-    """A recipe's d3rlpy algorithm, with networks built and input scaling set.
+    """A recipe's d3rlpy algorithm for `sources` of the same shapes and actions.
 
-    `sources` have the same shapes and actions; `actions` is for a head with action features. Raises
-    UnknownName for an algorithm or window encoder, and as `recipe_of_file`.
+    Raises UnknownName for an algorithm or window encoder, and as `recipe_of_file`.
     """
     if recipe.source:  # a run that goes on has not read it yet
         recipe_of_file(Path(recipe.source))
@@ -296,10 +293,7 @@ class Replay:
         gamma: float = 0.0,
         balance: float = 0.0,
     ) -> None:
-        """Weigh steps by the size of their task's group to the power of -`balance`.
-
-        Replays that share a generator as their `seed` draw in turns from it.
-        """
+        """Weigh steps by the size of their task's group to the power of -`balance`."""
         self.steps = steps
         self.random = np.random.default_rng(seed)
         self._batch_size = batch_size

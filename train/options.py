@@ -24,10 +24,9 @@ from rich.table import Table
 
 
 class WordTable(Table):
-    """Columns at least as wide as their longest word, where all fit.
+    """Columns as wide as their longest word where all fit; else folded, heads last.
 
-    Else cells are folded anywhere, and heads only where those do not fit. Rich narrows columns
-    whatever their `min_width`, so `width` is set.
+    Rich narrows columns whatever their `min_width`, so `width` is set.
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -30,10 +30,9 @@ from dynamiccl.train.networks import (
 class PolicyModule(nn.Module):
     """(window_BKW, context_BF, mask_BA) -> (action_B int64, q_BA).
 
-    The members' mean picks the best allowed action. Cold, *every* member (or their mean, where they
-    need not be unanimous) must predict that it undercuts ABSTAIN in log time by more than `margin`,
-    and unanimous ones by more than the context's noise band; else NCCL's own choice stands. Warm,
-    the mean must by more than `warm_margin`: NCCL does not see congestion.
+    The members' mean picks the best allowed action. Cold, it must undercut ABSTAIN in log time by
+    more than `margin`; if unanimous, of each member, and by more than the context's noise band.
+    Warm, the mean must by more than `warm_margin`: NCCL's own choice does not see congestion.
     """
 
     def __init__(
@@ -95,8 +94,7 @@ class StatefulPolicyModule(PolicyModule):
     """A `PolicyModule` of one member that keeps a state for each job.
 
     A config that feels no interference tells nothing of its end: one of `probe_every` decisions is
-    left to NCCL. c counts them in one unit more than the LSTM has. `forward` answers for jobs that
-    have just begun, of which tables are made.
+    left to NCCL, counted in one unit of c more than the LSTM has. `forward` is for new jobs.
     """
 
     def __init__(self, member: Network, margin: float, warm_margin: float) -> None:
@@ -116,10 +114,7 @@ class StatefulPolicyModule(PolicyModule):
         h_BU: torch.Tensor,
         c_BU: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(action_B, q_BA, h, c): the next decision of B jobs, each about one key.
-
-        `decided` (B,) is the last action about the key, -1 = none.
-        """
+        """(action_B, q_BA, h, c) of B jobs; `decided` (B,): the key's last action, -1 = none."""
         since_B1 = c_BU[:, self.units :] + 1.0
         h_BU, c_BU = h_BU[:, : self.units], c_BU[:, : self.units]
         z_list: list[torch.Tensor] = []
@@ -201,10 +196,7 @@ class TorchPolicy:
         decided: npt.NDArray[np.int64],
         state: State,
     ) -> tuple[npt.NDArray[np.int64], State]:
-        """(N,) next decisions of N jobs, each about one key, and their states.
-
-        `decided` (N,) is the last action about the key, -1 = none.
-        """
+        """(N,) decisions of N jobs about a key each, and their states, as the module's `step`."""
         module: Any = self._module
         with torch.no_grad():
             action, _, h, c = module.step(
@@ -227,7 +219,7 @@ class TorchPolicy:
             return None
         with torch.no_grad():
             _, spread, caution = module.predict(torch.from_numpy(observations.context))
-        # Infinite times 0 would be no number.
+        # Infinite caution times a spread of 0 would be NaN.
         found: torch.Tensor = caution.unsqueeze(1) * spread.clamp(min=1e-9)
         return found.double().numpy()
 

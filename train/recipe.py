@@ -1,7 +1,4 @@
-"""Recipes: complete, frozen training set-ups, by name.
-
-A recipe can also be a file of one's own (docs/add-recipe.md).
-"""
+"""Recipes: complete, frozen training set-ups, by name or in a file (docs/add-recipe.md)."""
 
 import importlib.util
 import inspect
@@ -97,7 +94,7 @@ class Recipe:
     checkpoint_tolerance: Share = 0.002
     #: Gradient steps between updates of the target network.
     target_update_interval: Steps = 500
-    #: Margins in log time to choose from on validation: a predicted gain below abstains.
+    #: Margins in log time to choose from on validation: a smaller predicted gain abstains.
     abstain_margins: Listed[Share] = (0.02, 0.03, 0.05)
     #: Whether every member has to gain more than margin and noise band, or their mean the margin.
     unanimous: bool = True
@@ -197,11 +194,11 @@ class Recipe:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """For logs and manifests."""
+        """Plain data for logs and manifests."""
         return asdict(self)
 
     def entropy_weight(self, step: int) -> float:
-        """At gradient step 1 to `steps`: linear."""
+        """Entropy weight at gradient step 1 to `steps`: linear."""
         share = (step - 1) / max(self.steps - 1, 1)
         return self.entropy_start + share * (self.entropy_end - self.entropy_start)
 
@@ -305,11 +302,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {each.name: each for each in _OURS}
 
 
 def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
-    """The recipe called `name`, with `key=value` settings.
-
-    Raises UnknownName (recipe or key), and UserError for values that are wrong or exclude each
-    other.
-    """
+    """The recipe called `name`, with `key=value` settings; raises UnknownName and UserError."""
     if name not in RECIPES and not name.endswith(".py"):
         raise UnknownName("recipe", name, [*RECIPES, "FILE.py"])
     recipe = RECIPES[name] if name in RECIPES else recipe_of_file(Path(name))
@@ -344,10 +337,7 @@ def setting_meanings() -> dict[str, str]:
 
 
 def recipe_of_file(path: Path) -> Recipe:
-    """What a Python file's function `recipe` returns; the file is run.
-
-    Raises MissingPath, and UserError for a file that fails or has no such function.
-    """
+    """What a Python file's function `recipe` returns; raises MissingPath and UserError."""
     if not path.is_file():
         raise MissingPath("recipe", path, "give the name of a recipe, or a Python file with one")
     spec = importlib.util.spec_from_file_location(f"dynamiccl_recipe_{path.stem}", path)

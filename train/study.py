@@ -248,10 +248,10 @@ def retry_failed(study: optuna.Study) -> None:
 def work(
     study: optuna.Study, tracking_uri: str, is_stopped: Callable[[], bool] = lambda: False
 ) -> Iterator[tuple[str, bool]]:
-    """Run trials until all of the study are over, also those of workers that die meanwhile.
+    """Run trials until all are over, also those of workers that die meanwhile.
 
-    Yields lines, and whether they are of failures. Raises KeyboardInterrupt after an epoch where
-    `is_stopped`: a library may have swallowed the signal's.
+    Yields lines, and whether they are of failures. Raises KeyboardInterrupt where `is_stopped`: a
+    library may have swallowed the signal's.
     """
     worker = _Worker(study, tracking_uri, is_stopped)
     while True:
@@ -428,7 +428,7 @@ def summarise_study(study: optuna.Study) -> tuple[StudySummary, list[str]]:
 def end_study(study: optuna.Study, tracking_uri: str) -> tuple[StudySummary, list[str]]:
     """As `summarise_study`; once all trials are over, the parent run ends.
 
-    It fails while a training is missing. The best run of the best setting becomes the candidate.
+    It fails while a training is missing. The best setting's best run becomes the candidate.
     """
     summary, failures = summarise_study(study)
     if not all(trial.state.is_finished() for trial in latest_trials(study).values()):

@@ -166,7 +166,7 @@ class Run:
 
     @property
     def kept_folder(self) -> Path:
-        """Local artifacts of what is not over yet, else in the user's state folder."""
+        """For what is not over: local artifacts, else the user's state folder."""
         #   XDG_STATE_HOME  keeps what `--resume` and `--join` need of runs on an MLflow server.
         #                   Default: ~/.local/state.
         home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
@@ -176,7 +176,7 @@ class Run:
         """Log a run's settings, data, code, host and description."""
         self.log(params={**params, "data": data_dir}, text=text)
         self.log_data(str(data_dir), digest)
-        # Last: a run without it was cut off before.
+        # Last: a run without `data_hash` was cut off before.
         host = socket.gethostname()
         self.log(tags={"data_hash": digest, "git_commit": git_commit(), "host": host})
 
@@ -365,10 +365,7 @@ def read_summary(tracking_uri: str, run_id: str) -> dict[str, Any] | None:
 
 
 def register(tracking_uri: str, run_id: str, alias: str, *, folder: str = POLICY_FOLDER) -> str:
-    """A new or known version of a run's `folder`, which `alias` then means.
-
-    Raises UserError without a registry.
-    """
+    """A version of a run's `folder`, which `alias` then means; UserError without a registry."""
     with _store(tracking_uri) as client:
         if not client.search_registered_models(f"name = '{MODEL_NAME}'"):
             client.create_registered_model(MODEL_NAME, description="DynamICCL's policies")
@@ -382,7 +379,7 @@ def register(tracking_uri: str, run_id: str, alias: str, *, folder: str = POLICY
 
 
 def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
-    """The folder of a run id, name or files, or of `models:/dynamiccl@candidate`; MissingPath."""
+    """The policy folder of a run, path or `models:/dynamiccl@candidate`; raises MissingPath."""
     folder = Path(run_or_folder)
     found = find_policy_in(folder)
     if found is not None:
@@ -414,10 +411,7 @@ def _downloads() -> "TemporaryDirectory[str]":
 
 
 def run_directory(run_or_folder: str, tracking_uri: str) -> Path:
-    """The artifacts of a run id, or a path as it is.
-
-    Raises MissingPath for a run whose files are elsewhere, UserError for no run.
-    """
+    """The artifacts of a run id, or a path as it is; MissingPath where they are elsewhere."""
     folder = Path(run_or_folder)
     if folder.exists():
         return folder
@@ -469,7 +463,7 @@ def promote(named: str, tracking_uri: str, *, gated: Path | None, force: bool) -
     name, passed = POLICY_FOLDER, None
     if gated is not None:
         passed = _passed_bins(run_id, own, gated)
-        # What an earlier version means must not change.
+        # One folder for each verdict: what an earlier version means must not change.
         name = f"gated-{file_sha256(gated / MANIFEST_NAME)[:12]}"
     if not passed and not force:
         raise UserError(_refusal(run_id, gated))

@@ -1,9 +1,7 @@
 """The Trigger (docs/trigger.md), a detector over many streams, and what cells feel of a level.
 
 A *stream* is the calls of one task key under one config. Residuals and references are in units of
-its scale. A call under a cell takes 1 + share x level times its quiet time (`level_shares_of`).
-
-N streams, S numbers a stream.
+its scale. N streams, S numbers a stream.
 """
 
 import json
@@ -52,8 +50,7 @@ class TriggerModule(nn.Module):
     """(state (N, S), log time (N,), log size (N,)) -> (state, alarm (N,), level (N,)).
 
     Natural logarithms of us and bytes. Alarm: 1 while slow, -1 at a call that proves the stream
-    faster than what was taken for quiet. Level: how much longer than quiet a call takes (1: twice
-    the time), or UNKNOWN.
+    faster than what was taken for quiet. Level: how much longer than quiet (1: twice the time).
     """
 
     #: Residuals are clipped here, in scales.
@@ -68,7 +65,7 @@ class TriggerModule(nn.Module):
     most_calls: Final[float] = 512.0
     #: Calls that the site's usual scale counts for.
     prior_calls: Final[float] = 8.0
-    #: Scales over calls ** 0.75 in the reference. Less, and a wrong first level freezes for good.
+    #: Widens the reference, over calls ** 0.75: with less a wrong first level freezes for good.
     level_error: Final[float] = 8.0
     #: The LSTM moves a forecast by at most so many scales.
     most_shift: Final[float] = 2.0
@@ -127,10 +124,7 @@ class TriggerModule(nn.Module):
     def carry(
         self, carried: torch.Tensor, stream: torch.Tensor, level: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(N, 2) carried, and levels (N,) to tell, after a call of N task keys.
-
-        Another stream's level stands while it is higher, and fades.
-        """
+        """(N, 2) carried, and levels (N,); a higher one of another stream stands, and fades."""
         before, owner = torch.unbind(carried, dim=1)
         faded = torch.where(before >= 0.0, before * self.keep, before)
         number = stream.to(carried.dtype)
@@ -322,7 +316,7 @@ def copy_trigger(path: Path, folder: Path) -> dict[str, Any]:
 
 QUIET_LEVEL: Final = 0.05
 DISTURBED_LEVEL: Final = 0.25
-#: Of either state, without which a share is not told.
+#: Quiet and disturbed calls each, without which no share is told.
 LEAST_CALLS: Final = 20
 MOST_SHARE: Final = 1.5
 FELT_KEY: Final = ("system", "collective", "algorithm", "protocol", "octave")
@@ -340,7 +334,7 @@ _OF_CALLS: Final = {
 def level_shares_of(
     calls: pl.DataFrame, levels: Callable[[pl.DataFrame], npt.NDArray[np.float32]]
 ) -> pl.DataFrame:
-    """FELT_KEY and `share` (0 to MOST_SHARE) of cells at octaves of sizes.
+    """FELT_KEY and `share` (0 to MOST_SHARE): a call takes 1 + share x level times its quiet time.
 
     `calls` have CALLS_USED; `levels` tells the interference of timed calls. Without test bins, and
     cells with under LEAST_CALLS calls in either state.

@@ -1,12 +1,11 @@
 """Trains a Trigger: quiet series in, thresholds, a tracked run and `trigger.pt` out.
 
 A *series* is calls of one task key under one config: from `calls` of jobs, and per-iteration times
-of sweeps that ran alone. Averages of nccl-tests vary less, and only stand in.
+of sweeps that ran alone. Averages of nccl-tests vary less, and only stand in. The forecaster learns
+quiet times, its history frozen while a sum is above zero, as deployed.
 
-The forecaster learns quiet times from calls with injected slowdowns, its history frozen while a sum
-is above zero, as deployed. Thresholds keep a false alarm rate: where the sums leave zero and come
-back there is one *excursion*, and those that reach a threshold are its false alarms. The tail of
-their peaks is exponential (a random walk with negative drift).
+Where the sums leave zero and come back is one *excursion*; those that reach a threshold are its
+false alarms. The tail of their peaks is exponential (a random walk with negative drift).
 """
 
 import copy
@@ -43,12 +42,12 @@ from dynamiccl.train.trigger import (
 Progress = Callable[[str, int, int], None]
 #: Log times (N,) to alarms (N,).
 Watch = Callable[[FloatArray], npt.NDArray[np.bool_]]
-#: Calls of a series.
+#: The fewest calls of a series.
 SHORTEST: Final = 8
 FEWEST: Final = 256
-#: Of a cell, to make a series of averages.
+#: Repeats of a cell that make a series of averages.
 FEWEST_REPEATS: Final = 3
-#: Not quiet: a running median this share, and a scale, above the series' median.
+#: A stretch whose running median is this share, and a scale, above the series' is not quiet.
 _STRETCH: Final = 33
 _NOT_QUIET: Final = 0.10
 #: Calls drawn in a row, to keep what they have in common.
@@ -105,9 +104,9 @@ class Series:
     """Standardised quiet calls: (log time - median) / robust sigma; series are concatenated."""
 
     values: FloatArray
-    #: Per call, less its mean.
+    #: Log sizes less their mean.
     sizes: FloatArray
-    #: Of each series, and the end of the last.
+    #: First call of each series, and the end of the last.
     starts: npt.NDArray[np.int64]
     #: Robust sigma of log time.
     scales: FloatArray
@@ -152,10 +151,7 @@ class Series:
     def draw(
         self, random: np.random.Generator, count: int, steps: int
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Streams by moving blocks: values and sizes (steps, count), and scales (count,).
-
-        A stream keeps to one series unless that is short.
-        """
+        """Streams by moving blocks: values and sizes (steps, count), and scales (count,)."""
         lengths = np.diff(self.starts)
         blocks = -(-steps // BLOCK)
         whole = random.choice(len(lengths), size=count, p=lengths / lengths.sum())
@@ -331,10 +327,7 @@ def watch_with(module: Any, width: int) -> Watch:
 
 
 def delays_of(watch: Watch, log_time: FloatArray, onset: int) -> FloatArray:
-    """Calls of streams (T, N) from `onset` (the first slow call is 1) to the alarm, or infinite.
-
-    Streams alarmed before are left out.
-    """
+    """Calls from `onset` (as 1) to the alarm, or infinite, of streams (T, N) not alarmed before."""
     found = np.full(log_time.shape[1], np.inf, dtype=np.float32)
     before = np.zeros(log_time.shape[1], dtype=np.bool_)
     for number, times in enumerate(log_time):
@@ -453,7 +446,7 @@ class TriggerFacts:
     usual_scale: float
     warm_up_calls: int
     smallest_slowdown: float
-    #: On held-out quiet calls, in robust sigmas.
+    #: Mean absolute errors on held-out quiet calls, in robust sigmas.
     level_error: float
     forecast_error: float
     counts: SeriesCounts
@@ -499,10 +492,7 @@ def fit_trigger(
     seed: int = 0,
     progress: Progress = lambda _what, _done, _total: None,
 ) -> TriggerSummary:
-    """Train, calibrate, export and track.
-
-    Raises NotEnoughData, and UserError for a rate or a tracking URI.
-    """
+    """Train, calibrate, export and track; raises NotEnoughData and UserError."""
     if not 0.0 < false_alarms_per_1e5 <= 1000.0:
         raise UserError(
             f"{false_alarms_per_1e5} false alarms in 100,000 calls cannot be wanted; take 0.5, or "

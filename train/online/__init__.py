@@ -44,10 +44,7 @@ gymnasium.register("dynamiccl/Collectives-v0", "dynamiccl.train.environment:Coll
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """System, workload, interference scenario, and a shape where it is not the largest.
-
-    h100-ib:decode+lora:congested:4x8
-    """
+    """As `h100-ib:decode+lora:congested:4x8`; without nodes x ranks, on the largest group."""
 
     text: str
     system: System
@@ -95,11 +92,12 @@ def training_size(size_bytes: int) -> int:
 
 
 _JOBS: Final = 8
+#: Above the seeds of actors.
 _SEED: Final = 3_000_000
 
 
 class Pilot:
-    """Validation by playing the most likely actions, in the same episodes each time.
+    """Validation by playing, in the same episodes each time.
 
     Cold validation tells nothing of choices by a job's state; actors explore, in other worlds.
     """
@@ -137,7 +135,8 @@ def make_loop(
 ) -> Loop:
     """The loop of an A3C or IMPALA recipe; `ray` is a cluster's address for IMPALA's actors.
 
-    Raises as `Place.parse` and `check_cluster`, and UserError for a place without data's configs.
+    Raises as `Place.parse` and `check_cluster`, and UserError for a place without the data's
+    configs.
     """
     make = partial(network_of, data, recipe, uses_cost=uses_cost)
     orders, shared = orders_of(data, recipe, seed), make()

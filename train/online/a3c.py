@@ -192,10 +192,7 @@ class Player:
 
 
 def _scaled(earned_R: torch.Tensor) -> torch.Tensor:
-    """Minus ln(time / NCCL's default in quiet); 0 for keys without calls.
-
-    A connection of 20 ms at first use would drown all else.
-    """
+    """Minus ln(time / NCCL's default in quiet): a first use of 20 ms would drown all else."""
     return -torch.log((-earned_R).clamp_min(1e-3)).masked_fill(earned_R == 0.0, 0.0)
 
 
@@ -241,7 +238,7 @@ class Playing(Source):
     def __init__(self, network: ActorCritic, squares: list[torch.Tensor], actors: Any) -> None:
         self.network, self.squares, self.actors = network, squares, actors
         self.members = nn.ModuleList([network.actor])
-        #: Calls, and seconds of earlier parts of the run.
+        #: Calls played, and seconds of earlier parts of the run.
         self._calls, self._before_s = 0, 0.0
         self._began = time.monotonic()
 
@@ -376,8 +373,7 @@ def loss(  # noqa: PLR0913, PLR0917 - what the papers name
 ) -> torch.Tensor:
     """-log pi(a) A - beta H(pi) + (target - V)^2 / 2, a mean over rows by weight.
 
-    Mnih et al. 2016, section 4.2 and S3; half of its critic's gradient: encoder and step are
-    shared.
+    Half of the critic's gradient of Mnih et al. 2016 (4.2, S3): encoder and step are shared.
     """
     of_action_TR = log_TRA.gather(2, action_TR.unsqueeze(2)).squeeze(2)
     entropy_TR = -(log_TRA.exp() * log_TRA.clamp_min(-1e4)).sum(dim=2)
@@ -393,10 +389,7 @@ _MOST_NORM: Final = 40.0
 
 
 class SharedRmsProp:
-    """RMSProp with a statistic shared by all actors, without a lock (Mnih et al. 2016).
-
-    g <- alpha g + (1 - alpha) d^2,    theta <- theta - eta d / sqrt(g + epsilon)
-    """
+    """RMSProp shared without a lock (Mnih et al. 2016); torch's has epsilon outside of the root."""
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self.parameters = list(parameters)
@@ -433,10 +426,7 @@ def update(
     optimizer: SharedRmsProp,
     count: Callable[[], int],
 ) -> tuple[float, float, int]:
-    """Play a trajectory, and update the shared weights; its loss, speedup and calls.
-
-    `own` is a local network like `shared`; `count` counts the updates of all actors.
-    """
+    """Play a trajectory, and update the shared weights; its loss, speedup and calls."""
     recipe = player.recipe
     own.load_state_dict(shared.state_dict())
     played = player.play(own)
