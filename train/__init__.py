@@ -1,10 +1,10 @@
-"""Training from measurements: recipes, networks, algorithms, experiment tracking."""
+"""Training from measurements."""
 
 import os
 from typing import Final
 
 DEFAULT_TRACKING_URI: Final = "sqlite:///mlflow.db"
-#: What a run or a study came to, among its artifacts; written last of all.
+#: Of a run or a study, written last of all.
 SUMMARY_NAME: Final = "summary.json"
 
 # Before MLflow is first imported, wherever in this package that happens:
@@ -15,7 +15,7 @@ os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
 
 def tracking_uri() -> str:
-    """MLflow's store; here, so that a command line need not import MLflow for it."""
+    """MLflow's store, without an import of MLflow."""
     #   MLFLOW_TRACKING_URI  the MLflow store of runs. Default: sqlite:///mlflow.db, a file in the
     #                        working directory.
     return os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_TRACKING_URI

@@ -1,8 +1,8 @@
-"""The exported policy: tables by machine and collective, and how sure a gain must be to act.
+"""The exported policy of tables by machine and collective.
 
-B batch, K calls in the window, W features of a call, F features of the context, A actions,
-S machines, E features of a machine, C cells, O octaves of sizes, H group shapes, L rows of a table
-(a size of a shape each)
+B batch, K calls in the window, W features of a call, F features of the context, A actions, S
+machines, E features of a machine, C cells, O octaves of sizes, H group shapes, L rows of a table (a
+size of a shape each)
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,8 @@ from dynamiccl.drawn_worlds import Floats
 from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, Config
 from dynamiccl.train.networks import COST_KNOWN, LOG_COST, MASKED_Q, Z_MAX, Z_MIN, ActionFeatures
 
-#: Cells as rows know them: the last algorithm and the last protocol are *unknown*.
+#: The last algorithm and the last protocol are *unknown*.
 NUM_ROW_CELLS: Final = (NUM_ALGORITHMS + 1) * (NUM_PROTOCOLS + 1)
-#: What of a context is about the task and not about the machine, NCCL or the launch.
 _OF_TASK: Final = frozenset(
     {
         "log2_size",
@@ -44,7 +43,6 @@ class RowMaker(nn.Module):
     place_columns: torch.Tensor
 
     def __init__(self, configs: Sequence[Config], num_profiles: int, *, costs: bool) -> None:
-        """`configs`: the catalogue; the other arguments tell how a context is laid out."""
         super().__init__()
         profiles = range(len(FEATURES), len(FEATURES) + num_profiles)
         own = [CONTEXT_COLUMN[f.name] for f in STATIC_FEATURES if f.name not in _OF_TASK]
@@ -61,7 +59,7 @@ class RowMaker(nn.Module):
         self.log_cost = LOG_COST
 
     def forward(self, context_BF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cells (B, A), and ln of NCCL's costs (B, A), NaN where they are not known."""
+        """Cells (B, A), and ln of NCCL's costs (B, A), NaN where unknown."""
         found_BAG = self.actions(context_BF).to(torch.float64)
         algorithm_BA = index_of(found_BAG[:, :, : self.num_algorithms])
         end = self.num_algorithms + self.num_protocols
@@ -78,7 +76,7 @@ class RowMaker(nn.Module):
 
     @torch.jit.export
     def machines(self, context_BF: torch.Tensor) -> torch.Tensor:
-        """(B, E) machine features: tables are those of the machine with equal ones."""
+        """(B, E) features; a table is of the machine with equal ones."""
         return context_BF.index_select(1, self.machine_columns)
 
     @torch.jit.export
@@ -95,7 +93,7 @@ class RowMaker(nn.Module):
 
 
 def cell_of(algorithm: int, protocol: int) -> int:
-    """Index of the (algorithm, protocol) cell."""
+    """The index of a cell."""
     return algorithm * (NUM_PROTOCOLS + 1) + protocol
 
 
@@ -105,26 +103,25 @@ def index_of(one_hot: torch.Tensor) -> torch.Tensor:
     return torch.cat([one_hot, last], dim=2).argmax(dim=2)
 
 
-#: How far in octaves a row answers for a size: the width of a size bin.
+#: A row answers for sizes within a bin's width, in octaves.
 _ROW_REACH: Final = 0.26
-#: Octaves of nodes and ranks a node over which gains change.
+#: Octaves over which gains change.
 _SHAPE_LENGTH: Final = 3.0
 #: Shapes that differ by less, in octaves, are one; and machines' features.
 _SAME: Final = 1e-4
-#: Shapes in which a config must be near what was measured for a shape that nobody measured.
+#: Shapes near which a config must be measured, to act at a new shape.
 LEAST_SHAPES: Final = 3
-#: Two shapes' gains differ by this at least, ln of time, however alike those measured are.
+#: The least difference between two shapes' gains, ln of time.
 LEAST_DIFFERENCE: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeTable:
-    """What is believed of one group shape: L rows, A actions of the catalogue."""
+    """What is believed of one group shape."""
 
-    #: Log2 of nodes and of ranks a node.
     shape: tuple[float, float]
     log2_sizes: Floats  # (L,)
-    #: (L, A) ln of NCCL's own time over the config's, and the spread of it; infinite: not known.
+    #: (L, A) ln of NCCL's time over the config's, and its spread; infinite: unknown.
     gain: Floats
     spread: Floats
     is_near: Bools  # (L, A) measured near enough to tell of other shapes
@@ -134,11 +131,10 @@ class ShapeTable:
 
 
 class Tables(nn.Module):
-    """(places_B3, gain by costs_BA) -> gains, spreads, is_near (B, A) and caution (B,); scriptable.
+    """(places_B3, gain by costs_BA) -> gains, spreads, is_near (B, A) and caution (B,).
 
-    A shape that nobody measured has the gains of the others, weighted by ordinary kriging (Cressie
-    1993, section 3.2) over log2 of nodes and ranks, around what NCCL's costs foretell where these
-    are known and make the better guess; its spread is that of theirs and of what shapes differ by.
+    A shape that nobody measured has the gains of others by ordinary kriging (Cressie 1993, section
+    3.2) over log2 of nodes and ranks, around NCCL's costs where these make the better guess.
     """
 
     shapes: torch.Tensor  # (H, 2)
@@ -159,11 +155,7 @@ class Tables(nn.Module):
         differences: tuple[float, float],
         elsewhere: float,
     ) -> None:
-        """Put tables together.
-
-        `differences`: ln of time between the gains of shapes far apart, and between what these are
-        off NCCL's costs; `elsewhere`: caution at new shapes.
-        """
+        """`differences`: ln of time between gains of far shapes, plain and less NCCL's costs."""
         super().__init__()
         of = np.concatenate([np.full(len(t.log2_sizes), h) for h, t in enumerate(tables)])
         parts = {
@@ -195,7 +187,7 @@ class Tables(nn.Module):
     def forward(
         self, place_B3: torch.Tensor, cost_BA: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """See the class."""
+        """As the class."""
         apart_BL = (place_B3[:, :1] - self.sizes.unsqueeze(0)).abs()
         of_BLH = apart_BL.unsqueeze(2).masked_fill(~self.is_of.unsqueeze(0), float("inf"))
         apart_BH, row_BH = of_BLH.min(dim=1)
@@ -230,20 +222,20 @@ class Tables(nn.Module):
 
     @torch.jit.export
     def is_same(self, place_B3: torch.Tensor) -> torch.Tensor:
-        """(B, H) which measured shape a place is of."""
+        """(B, H) whether a place is of a measured shape."""
         off_BH2 = place_B3[:, 1:].unsqueeze(1) - self.shapes.unsqueeze(0)
         return off_BH2.abs().amax(dim=2) < self.same
 
     @torch.jit.export
     def alike(self, shape_B2: torch.Tensor) -> torch.Tensor:
-        """(B, H) correlation of shapes with those measured."""
+        """(B, H) correlation with measured shapes."""
         apart_BH2 = shape_B2.unsqueeze(1) - self.shapes.unsqueeze(0)
-        # Exponential: a smoother one would follow slopes beyond the shapes that were measured.
+        # Exponential: a smoother one would follow slopes beyond what was measured.
         return torch.exp(-torch.sqrt(torch.square(apart_BH2).sum(dim=2)) / self.length)
 
     @torch.jit.export
     def weights(self, shape_B2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights (B, H) of the measured shapes, which sum to 1, and what is left (B,) unknown."""
+        """Weights (B, H) of measured shapes, with the sum 1, and what is left (B,) unknown."""
         alike_BH = self.alike(shape_B2)
         asked = torch.cat([alike_BH, torch.ones_like(alike_BH[:, :1])], dim=1)
         found = asked @ self.inverse
@@ -251,20 +243,16 @@ class Tables(nn.Module):
         return found[:, :-1], left_B
 
 
-#: ln of a time over NCCL's own that is never the least.
 _WORST: Final = 50.0
-#: The level that a threshold takes for disturbed: calls take 1.5 times as long.
 _DISTURBED: Final = 0.5
 
 
 class CautiousPolicy(nn.Module):
-    """(window_BKW, context_BF, mask_BA) -> (action_B int64, q_BA); the window is not looked at.
+    """(window_BKW, context_BF, mask_BA) -> (action_B int64, q_BA), whatever the window.
 
-    Where a Trigger tells an interference level, each config's time is longer by the share of it
-    that its cell feels (`level_shares`). Of the configs whose gain over NCCL's own choice is more
-    than MIN_GAIN, and more than so many spreads of that gain (`predict`), that of the largest is
-    taken. Of machines and collectives that were not measured nothing is known, and NCCL's own
-    choice stands.
+    Under interference each config's time grows by the share of the level that its cell feels
+    (`level_shares`). The largest gain over NCCL's own choice that exceeds MIN_GAIN and so many of
+    its spreads (`predict`) is taken. On unmeasured machines NCCL's own choice stands.
     """
 
     machine_table: torch.Tensor
@@ -277,11 +265,7 @@ class CautiousPolicy(nn.Module):
         blocks: Sequence[tuple[int, int, Tables]],
         level_shares_SNCO: torch.Tensor,
     ) -> None:
-        """Put the tables together.
-
-        `blocks`: a machine's row of `machines_SE`, a collective, and the tables of both;
-        `level_shares_SNCO`: the share of an interference level that slows each cell.
-        """
+        """`blocks`: a machine's row of `machines_SE`, a collective, and their tables."""
         super().__init__()
         self.rows = rows
         self.register_buffer("machine_table", machines_SE)
@@ -289,7 +273,7 @@ class CautiousPolicy(nn.Module):
         self.block_machines = [machine for machine, _, _ in blocks]
         self.block_collectives = [collective for _, collective, _ in blocks]
         self.register_buffer("level_shares", level_shares_SNCO)
-        #: Above it a level is taken for _DISTURBED, else for none; 0: it is taken as it is.
+        #: A level above it is taken for _DISTURBED, else for none; 0: as it is.
         self.level_threshold = 0.0
         self.disturbed = _DISTURBED
         self.min_gain = MIN_GAIN
@@ -305,13 +289,13 @@ class CautiousPolicy(nn.Module):
         context_BF: torch.Tensor,
         mask_BA: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(action_B, q_BA); see the class."""
+        """(action_B, q_BA)."""
         z_BA, spread_BA, caution_B = self.predict(context_BF)
         allowed_BA = mask_BA > 0.5
-        # Infinite caution times a spread of 0 would be no number.
+        # Infinite caution times a spread of 0 would be NaN.
         bar_BA = caution_B.unsqueeze(1) * spread_BA.clamp(min=1e-9)
         sure_BA = allowed_BA & (-z_BA > bar_BA.clamp(min=self.min_gain))
-        # Where ABSTAIN itself is not allowed there is nothing to fall back on.
+        # Where ABSTAIN is not allowed there is nothing to fall back on.
         sure_BA = torch.where(allowed_BA[:, :1], sure_BA, allowed_BA)
         best_B = z_BA.masked_fill(~sure_BA, float("inf")).argmin(dim=1)
         action_B = torch.where(sure_BA.any(dim=1), best_B, torch.zeros_like(best_B))
@@ -320,13 +304,13 @@ class CautiousPolicy(nn.Module):
 
     @torch.jit.export
     def find_machines(self, context_BF: torch.Tensor) -> torch.Tensor:
-        """(B, S) whether each context is of each machine."""
+        """(B, S) whether a context is of a machine."""
         off_BSE = self.rows.machines(context_BF).unsqueeze(1) - self.machine_table.unsqueeze(0)
         return off_BSE.abs().amax(dim=2) < self.same
 
     @torch.jit.export
     def predict(self, context_BF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(B, A) ln(time / NCCL's default), and its spread (inf: unknown); spreads to act (B,)."""
+        """(B, A) ln(time / NCCL's default), its spread (inf: unknown), and spreads to act (B,)."""
         cells_BA, cost_BA = self.rows(context_BF)
         place_B3 = self.rows.places(context_BF)
         z_BA = torch.full_like(cost_BA, self.worst)

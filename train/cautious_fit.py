@@ -1,14 +1,12 @@
-"""From a data set to a policy of tables: a belief for each, and how sure a gain must be to act.
+"""From a data set to a policy of tables: beliefs, and how sure a gain must be to act.
 
-A table's caution is that of its belief, calibrated on drawn worlds. The machine's own tasks,
-octaves left out of its tables, only raise it until there are 1 / alpha of them; from then on they
-alone tell it. Of shapes that nobody measured, measured shapes that are left out tell it.
+A table's caution is calibrated on drawn worlds. The machine's own tasks, octaves left out of its
+tables, only raise it until there are 1 / alpha of them, which then tell it alone.
 
-That is conformal risk control (Angelopoulos et al. 2022, section 2): on n tasks exchangeable with
-those of deployment, the policy acts where its score (predicted gain over its spread) is above a
-threshold; the least threshold at which (slower + 1) / (n + 1) <= alpha keeps the expected share of
-tasks on which it acts and is slower at alpha or below. *Slower* is by more than SLOWER and than the
-noise: the config that NCCL runs anyway is measured as slower every other time.
+By conformal risk control (Angelopoulos et al. 2022, section 2), on n exchangeable tasks, the least
+threshold on the score (gain over its spread) at which (slower + 1) / (n + 1) <= alpha keeps the
+share of slower tasks at alpha. *Slower* is by more than SLOWER and the noise, since NCCL's own
+config is measured as slower every other time.
 
 T tasks, A actions, S machines, N collectives, C cells, O octaves of sizes, L rows of a table
 """
@@ -45,17 +43,15 @@ from dynamiccl.train.cautious import (
 )
 from dynamiccl.train.data import TrainingData
 
-#: Sizes from 1 byte to 2^63 of them.
 _OCTAVES: Final = 64
 _NUMBER: Final = {collective: index for index, collective in enumerate(TUNED)}
 
 
 def share_table(shares: pl.DataFrame | None, systems: Sequence[str]) -> torch.Tensor:
-    """(S, N, C, O) of the shares that `level_shares_of` gives; S as `systems` has them.
+    """(S, N, C, O) of the shares that `level_shares_of` gives, by `systems`.
 
-    A cell has the share of the nearest octave that was recorded, of its own collective before
-    another's; 1 where there is none. Where all shares are 1 a level changes no choice. What
-    NCCL's own choice runs is not always known: then it counts as feeling nothing, and stands.
+    A cell has the share of the nearest recorded octave, of its own collective before another's,
+    else 1. NCCL's own choice, where its cell is unknown, counts as feeling nothing, and stands.
     """
     found = np.ones((len(systems), len(TUNED), NUM_ROW_CELLS, _OCTAVES))
     if shares is None:
@@ -78,44 +74,40 @@ def share_table(shares: pl.DataFrame | None, systems: Sequence[str]) -> torch.Te
         for one in np.flatnonzero(is_told.any(axis=0)):
             told = is_told[:, one]
             found[machine, ~told, one] = found[machine, told, one].mean(axis=0)
-        # The last algorithm and the last protocol of a row's cells are the unknown ones.
         found[machine, :, cell_of(len(Algorithm), len(Protocol))] = 0.0
     return torch.from_numpy(found)
 
 
-#: The (algorithm, protocol) pairs of NCCL's cost table, in the order of `log_costs`.
 CELLS: Final = tuple((algorithm, protocol) for algorithm in Algorithm for protocol in Protocol)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured of one collective on one group shape of a machine."""
+    """Measurements of one collective on one group shape of a machine."""
 
     machine: int
     collective: int
     shape: tuple[float, float]  # log2 of nodes and of ranks a node
-    #: (S,) sizes that a table is made for, and the n places (size, action of `actions`) measured.
+    #: (S,) sizes of a table, and the n places (size, action of `actions`) measured.
     grid: Grid
-    #: The catalogue's actions that are the grid's configs.
     actions: Ints
     places: Ints
     log_us: Floats
     variance: Floats
     repeats: Floats
-    #: (S, A) the gain that NCCL's costs foretell; NaN: not known.
+    #: (S, A) the gain that NCCL's costs foretell, or NaN.
     relative_cost: Floats
 
     def only(self, kept: Bools) -> "Measured":
-        """With the measurements marked in `kept` (n,)."""
+        """With the measurements in `kept` (n,) only."""
         names = ("places", "log_us", "variance", "repeats")
         return replace(self, **{name: getattr(self, name)[kept] for name in names})
 
 
 class Tasks:
-    """T tasks of the training and validation bins, and where they belong."""
+    """T tasks of the training and validation bins."""
 
     def __init__(self, data: TrainingData) -> None:
-        """Take the tasks of a data set."""
         self.data = data
         self.grid = task_grid(data.frame, data.catalogue, [Split.TRAIN, Split.VALIDATION])
         configs, profiles = data.catalogue.configs, len(data.profiles)
@@ -125,13 +117,12 @@ class Tasks:
         with torch.no_grad():
             machines, machine = torch.unique(self.maker.machines(told), dim=0, return_inverse=True)
         self.is_train = (self.grid.tasks["split"] == Split.TRAIN.value).to_numpy()
-        #: (T,) the machine of each task, and the features of each machine.
+        #: (T,) the machine of each task, and features of machines.
         self.machine, self.machines = machine.numpy(), machines
         self.collective = self.maker.collectives(told).numpy()
         #: (T, 3) log2 of size, nodes and ranks a node.
         self.place = self.maker.places(told).numpy()
         first = np.unique(self.machine, return_index=True)[1]
-        #: How much of an interference level each cell feels.
         self.level_shares = share_table(
             data.level_shares, self.grid.tasks["system"].gather(first).to_list()
         )
@@ -164,7 +155,6 @@ class Tasks:
         return measured, self.is_train[task]
 
     def _grid(self, row: int, sizes: Ints, actions: Ints) -> tuple[Grid, Floats]:
-        """The grid of a table, and the gains that NCCL's costs foretell."""
         configs = tuple(self.data.catalogue.configs[action] for action in actions)
         grid = Grid(tuple(np.log2(sizes).tolist()), configs)
         relative = np.full((len(sizes), len(configs)), np.nan)
@@ -182,25 +172,23 @@ class Tasks:
         return replace(grid, log_costs=told), (cost[:, :1] - cost)[:, actions]
 
 
-#: Standard deviations of an interval that holds 90 % of normal values.
+#: Standard deviations of a normal interval of 90 %.
 _NINETY: Final = 1.6449
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Tasks that were left out: predicted gain of the chosen config, and measured gain."""
+    """Gains of the configs chosen for left-out tasks."""
 
-    #: (N,) ln of NCCL's time over that of the chosen config, as predicted and as measured.
+    #: (N,) ln of NCCL's time over that of the chosen config.
     predicted: Floats
     measured: Floats
-    #: (N,) the spread of the prediction.
     spread: Floats
-    #: (N,) the spread of the measurement.
     noise: Floats
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """All tasks of several calibrations; empty without any."""
+        """All tasks of several calibrations, or of none."""
         names = ("predicted", "measured", "spread", "noise")
         return cls(*(np.concatenate([np.empty(0), *(getattr(p, n) for p in parts)]) for n in names))
 
@@ -217,7 +205,7 @@ class Calibration:
 
     @property
     def coverage(self) -> float:
-        """Fraction of measured gains inside the predicted 90 % intervals."""
+        """Fraction of measured gains in predicted 90 % intervals."""
         if not len(self):
             return math.nan
         inside = np.abs(self.predicted - self.measured) <= self.reach + 1e-12
@@ -225,19 +213,16 @@ class Calibration:
 
     @property
     def reach(self) -> Floats:
-        """(N,) half of the width of the predicted 90 % intervals."""
+        """(N,) half of the width of predicted 90 % intervals."""
         reach: Floats = _NINETY * np.sqrt(self.spread**2 + self.noise**2)
         return reach
 
     def least_alpha(self) -> float:
-        """The smallest bound that this many tasks alone can support."""
+        """The smallest bound that so many tasks support alone."""
         return 1.0 / (len(self) + 1)
 
     def raised(self, drawn: float, alpha: float) -> float:
-        """The threshold on the score: what drawn worlds ask for, or more where these tasks do.
-
-        That of these tasks alone where they are enough for `alpha`.
-        """
+        """The threshold on the score: `drawn`, or more by these tasks, by them alone if enough."""
         is_slower = self.measured < -math.log1p(SLOWER) - _NINETY * self.noise
         slower = np.sort(self.score[is_slower])[::-1]
         allowed = math.floor(alpha * (len(self) + 1) + 1e-9) - 1
@@ -246,7 +231,7 @@ class Calibration:
 
 
 def best_of(gain: Floats, spread: Floats, known: Bools, caution: float) -> Ints:
-    """(N,) of each row the largest gain (N, A) among the sure ones; the largest where none is."""
+    """(N,) the largest gain of each row (N, A), of sure ones if any."""
     gain = np.where(known, gain, -np.inf)
     sure = gain > np.maximum(caution * np.where(known, spread, 0.0), MIN_GAIN)
     any_sure = sure.any(axis=1, keepdims=True)
@@ -254,27 +239,24 @@ def best_of(gain: Floats, spread: Floats, known: Bools, caution: float) -> Ints:
     return best
 
 
-#: Called with the tables that are done, and how many there are.
 Progress = Callable[[int, int], None]
-#: Caution at shapes that nobody measured, at least.
+#: The least caution at shapes that nobody measured.
 _ELSEWHERE: Final = 3.0
-#: The least share of a difference that is taken to be unknown between shapes next to each other.
+#: The least share of a difference that is unknown between neighbouring shapes.
 _LEAST_LEFT: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A fitted policy, with its calibrations."""
+    """A policy and its calibrations."""
 
     policy: CautiousPolicy
-    #: The same that has seen training bins alone: what the validation bins can judge.
+    #: Has seen training bins alone: what validation bins can judge.
     of_training: CautiousPolicy
-    #: On octaves left out, and on whole group shapes, each by machine; the latter are empty for few
-    #: shapes.
+    #: By machine: on left-out octaves, and on whole shapes (empty for few).
     of_sizes: Sequence[Calibration]
     of_shapes: Sequence[Calibration]
-    #: The most that evidence widened a prior, as a factor on its standard deviation, and the most
-    #: that left-out octaves stretched a spread.
+    #: The largest factors by which evidence widened a prior, and left-out octaves a spread.
     widened: float
     stretched: float
 
@@ -282,7 +264,7 @@ class Fitted:
 def fit_tables(
     data: TrainingData, *, alpha: float, progress: Progress = lambda _done, _count: None
 ) -> Fitted:
-    """Fit to the training and validation bins, and calibrate on what is left out of them."""
+    """Fit to training and validation bins, and calibrate on what is left out."""
     tasks = Tasks(data)
     found = list(tasks.tables())
     told, trained = list[_Told](), list[_Told]()
@@ -302,7 +284,7 @@ def fit_tables(
 
 
 class _Told:
-    """What the belief of one table says; the belief itself is large, and there are many tables."""
+    """What the belief of one table says: beliefs are large."""
 
     def __init__(self, measured: Measured, alpha: float) -> None:
         self.measured = measured
@@ -316,7 +298,6 @@ class _Told:
         self._left_out = belief.left_out()
 
     def left_out(self) -> Calibration:
-        """For each size that was measured the config that the other octaves would take."""
         found = self._left_out
         sizes, row = np.unique(found.size, return_inverse=True)
         at = row, found.action
@@ -330,7 +311,6 @@ class _Told:
         return Calibration(predicted[mine], measured[mine], spread[mine], noise[mine])
 
     def shape_table(self, actions: int, caution: float) -> ShapeTable:
-        """For all actions of the catalogue, what is not in the table is not known."""
         measured = self.measured
         shape = len(measured.grid.log2_sizes), actions
 
@@ -383,16 +363,12 @@ def _policy(
 
 
 def _tables(tables: Sequence[ShapeTable], elsewhere: float) -> Tables:
-    """With what shapes differ by, as shapes that are left out tell; one alone tells nothing."""
     plain, by_cost = (_difference(tables, by_cost=way) for way in (False, True))
     return Tables(tables, differences=(plain, by_cost), elsewhere=elsewhere)
 
 
 def _difference(tables: Sequence[ShapeTable], *, by_cost: bool) -> float:
-    """Ln of time: what the gains of shapes far apart differ by; 1 where nothing tells.
-
-    Shapes that are left out tell, each over what the others leave unknown of it.
-    """
+    """Ln of time between gains of shapes far apart; 1 where nothing tells."""
     found = [np.empty(0)]
     for number, table in enumerate(tables):
         rest = [*tables[:number], *tables[number + 1 :]]
@@ -407,12 +383,11 @@ def _difference(tables: Sequence[ShapeTable], *, by_cost: bool) -> float:
         known[:, ABSTAIN_ACTION] = False
         found.append(np.abs(gain - table.gain)[known] / np.sqrt(max(left, _LEAST_LEFT)))
     each = np.concatenate(found)
-    # A median: few configs differ by far more than most, and caution is calibrated with them.
+    # A median: few configs differ by far more, and caution is calibrated with them.
     return max(MAD_TO_SIGMA * float(np.median(each)), LEAST_DIFFERENCE) if len(each) else 1.0
 
 
 def _asked(tables: Tables, table: ShapeTable) -> tuple[Floats, Floats, Bools]:
-    """(L, A) gains, spreads and nearness that tables tell of another one's places."""
     place = np.column_stack([table.log2_sizes, np.tile(table.shape, (len(table.log2_sizes), 1))])
     with torch.no_grad():
         told = tables(torch.from_numpy(place), torch.from_numpy(table.relative_cost))
@@ -421,7 +396,7 @@ def _asked(tables: Tables, table: ShapeTable) -> tuple[Floats, Floats, Bools]:
 
 
 def _left_out_shapes(tables: Sequence[ShapeTable]) -> Calibration:
-    """For each size of each shape the config that the other shapes would take there."""
+    """For each size of each shape the config that the other shapes would take."""
     parts = [Calibration.joined([])]
     for number, table in enumerate(tables if len(tables) > LEAST_SHAPES else []):
         of_rest = _tables([*tables[:number], *tables[number + 1 :]], elsewhere=0.0)

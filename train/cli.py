@@ -1,4 +1,4 @@
-"""`dynamiccl-train`: offline training on measured data."""
+"""`dynamiccl-train`: training on measured data."""
 
 import os
 import shlex
@@ -50,7 +50,7 @@ if TYPE_CHECKING:  # it imports torch, which takes seconds
     from dynamiccl.train.trigger_fit import TriggerSummary
 
 
-#: Two threads on a busy core spin against each other: trials side by side take one each.
+#: Two threads on a busy core spin against each other.
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 #: Exit codes of workers that are done, or have told why not.
 _TOLD: Final = (0, *(each.exit_code for each in (UserError, DataError, MachineError)))
@@ -89,7 +89,6 @@ def list_command(
 
 
 def _show_settings(recipe: Recipe) -> None:
-    """Print a recipe's settings; those first that the recipe sets itself."""
     values = recipe.to_json()
     plain, meanings = {f.name: f.default for f in fields(Recipe)}, setting_meanings()
     own = [key for key in settable() if values[key] != plain[key]]
@@ -148,7 +147,6 @@ def fit_command(
         from dynamiccl.train import tracking
 
     name, uri = resume or chosen.name, tracking_uri()
-    # What is fitted in one go has no steps that lines could tell of.
     in_one_go = chosen.algorithm in CAUTIOUS and not stderr.is_terminal
     telling = cli.working(f"{name}: fitting") if in_one_go else nullcontext()
     try:
@@ -181,14 +179,13 @@ def fit_command(
 
 
 def _check_data(data: Path) -> None:
-    """Check before the heavy imports: a typo should not take five seconds to be told."""
+    """Check before the heavy imports, to tell of a typo at once."""
     from dynamiccl.datasets.store import part_paths
 
     part_paths(data)
 
 
 def _work_of(summary: "FitSummary") -> str:
-    """Steps, duration and result of a run, as text."""
     if summary.alpha is None:
         steps = f"{summary.steps} steps in {summary.seconds:.1f} s"
         return f"{steps}, best at step {summary.best_step}"
@@ -358,24 +355,21 @@ def study_command(
 
 
 def _join(run_id: str) -> None:
-    """Be a worker, to the end of the study.
-
-    Failures and an interrupt are told on stdout: `_run_workers`, which gives it none, tells them.
-    """
+    """Be a worker; failures go to stdout, which `_run_workers` drops to tell them itself."""
     for name, value in _ONE_THREAD.items():  # before numpy is imported
         os.environ.setdefault(name, value)
 
     stopped = threading.Event()
 
     def stop(*_: object) -> None:
-        """Stop once: Ctrl-C comes from the terminal, and then SIGTERM from who started us."""
+        """Stop once: after Ctrl-C of the terminal our starter sends SIGTERM."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         stopped.set()
         raise KeyboardInterrupt
 
     # A shell's background jobs ignore it, and so would SIGTERM be.
     signal.signal(signal.SIGINT, stop)
-    # As Ctrl-C, which MLflow's transactions are shielded from: the trial goes to another worker.
+    # As Ctrl-C, which MLflow's transactions are shielded from.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         from dynamiccl.train.study import open_study, work
@@ -412,12 +406,11 @@ def _tell_how_to_join(summary: "StudySummary", uri: str, *, as_json: bool) -> No
 
 
 def _command(uri: str, *words: str) -> str:
-    """The command, wherever it is given."""
     return shlex.join(["env", f"MLFLOW_TRACKING_URI={uri}", "dynamiccl-train", "study", *words])
 
 
 def _run_workers(study: "Study", uri: str, jobs: int) -> list[int]:
-    """Run workers here until the study is over, which tell of trainings; their exit codes."""
+    """Run workers here until the study is over; their exit codes."""
     from dynamiccl.train.study import summarise_study
 
     run_id, (summary, _) = study.study_name, summarise_study(study)
@@ -433,7 +426,7 @@ def _run_workers(study: "Study", uri: str, jobs: int) -> list[int]:
                     command,
                     stdout=subprocess.DEVNULL,
                     env=os.environ | _ONE_THREAD | {"MLFLOW_TRACKING_URI": uri},
-                    # When we are killed it stops, as by `terminate`; no lock is taken for that.
+                    # It stops when we are killed; this takes no lock.
                     preexec_fn=partial(end_with_parent, signal.SIGTERM),  # noqa: PLW1509
                 )
                 workers.append(worker)
@@ -445,7 +438,7 @@ def _run_workers(study: "Study", uri: str, jobs: int) -> list[int]:
 
 
 def _show_study(summary: "StudySummary", failures: list[str], *, as_json: bool) -> None:
-    """Print a study's result; raises DataError when trials failed or are left."""
+    """Print a study's result; DataError when trials failed or are left."""
     if as_json:
         cli.print_json(asdict(summary))
     else:
@@ -514,7 +507,7 @@ def promote_command(
 
 
 def main() -> None:
-    """Entry point of `dynamiccl-train`."""
+    """Run `dynamiccl-train`."""
     cli.run(partial(app, standalone_mode=False))
 
 

@@ -1,9 +1,8 @@
-"""The data of a training run: steps to learn from, validation bins to select by, and the base.
+"""The data of a training run: steps, validation bins, and the base of learned times.
 
-The base of learned times is NCCL's predicted cost, or none: costs help where what NCCL is off by is
-simpler than the times are. For each (system, collective, config) a line in size and group shape is
-fitted to ln(time / NCCL's cost) of the training tasks, and one to ln(time), both less that of
-NCCL's own choice; the base is that whose lines are less off on the validation tasks.
+The base is NCCL's predicted cost, or none. For each (system, collective, config) a line in size and
+group shape is fitted to ln(time / NCCL's cost) of the training tasks, and one to ln(time), both
+less NCCL's own choice; the base is that whose lines are less off on the validation tasks.
 """
 
 from collections.abc import Iterable
@@ -40,28 +39,22 @@ from dynamiccl.train.trigger import Detector, interference_levels, level_shares_
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """The data of one run, read from a data directory."""
+    """What one run reads from a data directory."""
 
     frame: pl.DataFrame
-    #: What of it is for training and for validation.
     parts: Splits
     catalogue: Catalogue
     profiles: list[str]
-    #: NCCL's own cost model (datasets/features.py), for a recipe that looks at it and where known.
+    #: NCCL's own cost model, where wanted and known.
     costs: pl.DataFrame | None
     training: TrainingSteps
-    #: Of the calls of jobs, where the data set has any that can be learnt from.
     sequences: Steps | None
     sequence_counts: dict[str, int] | None
-    #: How much of an interference level slows each cell (train/trigger.py), for a
-    #: recipe that looks at costs; None without a Trigger, or without calls.
+    #: The share of a level that slows each cell; None without costs, Trigger or calls.
     level_shares: pl.DataFrame | None
-    #: The validation tasks.
     validation: TaskGrid
-    #: Of the validation tasks, cold.
     observations: Observations
     digest: str
-    #: Rows that are in no task, by reason.
     left_out: dict[str, int]
 
     @property
@@ -70,7 +63,7 @@ class TrainingData:
         return -1 if self.costs is None else len(FEATURES) + len(self.profiles)
 
     def sources(self, recipe: Recipe) -> list[Steps]:
-        """The steps that a recipe trains on: sweeps, and calls if there are any."""
+        """Steps to train on: sweeps, and calls if there are any."""
         if self.sequences is None or not recipe.use_calls:
             return [self.training.steps]
         charged = self.sequences.charged(recipe.lambda_switch, recipe.lambda_congestion)
@@ -80,17 +73,16 @@ class TrainingData:
         self, members: Iterable[Network], margin: float, *, is_unanimous: bool = True
     ) -> float:
         """Mean regret on validation bins; (system, collective) groups weigh equally."""
-        # All are cold.
         module = PolicyModule(members, margin, 0.0, is_unanimous=is_unanimous).eval()
         actions, _ = forward(module, self.observations, self.validation.mask)
         return self.mean_over_groups(actions)
 
     def default_regret(self) -> float:
-        """The same mean regret of NCCL's own choice."""
+        """The same of NCCL's own choice."""
         return self.mean_over_groups(np.full(self.validation.tasks.height, ABSTAIN_ACTION))
 
     def mean_over_groups(self, actions: npt.NDArray[np.int64]) -> float:
-        """Mean regret of actions on the validation bins; groups weigh equally."""
+        """Mean regret on validation bins; groups weigh equally."""
         regret = pl.Series(self.validation.regret(actions))
         regrets = self.validation.tasks.select(NOISE_KEY).with_columns(regret=regret)
         groups = regrets.group_by(NOISE_KEY).agg(pl.col("regret").mean())
@@ -106,11 +98,9 @@ def load_data(
     with_calls: bool = True,
     split: str = SplitBy.SIZE,
 ) -> TrainingData:
-    """Read a data directory.
+    """Read a data directory; `trigger` is a run directory or file of a Trigger.
 
-    `trigger` is a run directory of a Trigger, or its file: it tells the interference of calls.
-    `with_costs`: observations hold NCCL's own cost model, where it is known. `with_calls`: calls of
-    jobs make steps. Raises what reading raises, NotEnoughData, and UnknownName for a split.
+    Raises what reading raises, NotEnoughData, and UnknownName for a split.
     """
     levels = None if not trigger else partial(interference_levels, Detector.load(Path(trigger)))
     everything = read(data_dir)
@@ -158,10 +148,7 @@ def load_data(
 
 
 def base_residuals(data: TrainingData) -> tuple[float, float] | None:
-    """Root mean square residuals of the lines on validation tasks, in ln(time): over cost, without.
-
-    None where NCCL's costs, or two tasks, are missing.
-    """
+    """Validation residuals in ln(time), over cost and without; None without costs or two tasks."""
     train, held = (_lines_of(data, split) for split in (Split.TRAIN, Split.VALIDATION))
     off: list[list[Floats]] = [[], []]
     for group in np.unique(train.group):
@@ -180,12 +167,10 @@ def base_residuals(data: TrainingData) -> tuple[float, float] | None:
 
 
 class _Lines(NamedTuple):
-    """What lines are fitted to, of T tasks and A actions."""
-
     group: npt.NDArray[np.str_]  # (T,) system and collective
     place: Floats  # (T, 4): 1, size, nodes, ranks a node
     known: npt.NDArray[np.bool_]  # (T, A) measured, and the cost is known
-    #: Twice (T, A): ln of time over NCCL's cost, and of time, less those of NCCL's own choice.
+    #: Twice (T, A): ln of time over NCCL's cost, and of time, less NCCL's own choice.
     values: tuple[Floats, Floats]
 
 

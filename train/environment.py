@@ -1,11 +1,8 @@
 """Simulated jobs: call by call for players (`JobCalls`), and in rounds (`DecisionEnv`).
 
-Observations, choices and rewards are made by the code that makes them of recorded calls. A decision
-is about a task key and takes effect when the ranks have agreed on it (some 116 calls where 16 ranks
-share a machine): with one call a step a rollout would end before. So a round of `DecisionEnv` is
-`period_calls` calls of each job, as often as a brain decides; discount and rollout length count
-rounds. The job does not wait for decisions: without one the last stays; what was decided and is not
-in force yet is observed (as in mvfst-rl, Sivakumar et al. 2019, section 3).
+A decision takes effect when the ranks have agreed, some 116 calls where 16 ranks share a machine.
+So a round is `period_calls` calls of each job, as often as a brain decides. The job does not wait;
+pending decisions are observed (mvfst-rl, Sivakumar et al. 2019, section 3).
 
 N jobs, K task keys (or calls in a window), W and F features, A actions, H decisions that are seen.
 """
@@ -46,24 +43,20 @@ from dynamiccl.simulator.world import CallResults, Jobs, World
 
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
-#: What 16 ranks on one machine took to agree, 22 to 33 ms (`bench_plugin.py`).
+#: 16 ranks on one machine took 22 to 33 ms (`bench_plugin.py`).
 AGREEMENT_US: Final = 28_000.0
-#: In place of an action: no decision in time, the last one stays in force.
+#: No decision in time: the last one stays in force.
 LATE: Final = -1
 _SLOTS: Final = np.arange(WINDOW_LENGTH)
 
 
 class Watch(Protocol):
-    """Detects interference from completion times: the Trigger, or another detector."""
+    """Detects interference from completion times, as the Trigger does."""
 
     def observe(
         self, stream: Int64Array, log_time: Float64Array, *, key: Int64Array
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Alarms (N,), above 0 while a stream is slow, and levels (N,), below 0 = unknown.
-
-        A stream is a task key of a job under one config; `log_time` is ln(us) of its next call.
-        Levels are of the task keys.
-        """
+        """Alarms (N,), above 0 while slow, and levels (N,) of task keys, below 0 = unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +65,7 @@ class Tables:
 
     context: Float32Array  # (keys, F), cold
     mask: npt.NDArray[np.bool_]  # (keys, A)
-    #: (keys,) NCCL's default, quiet: what rewards are in units of.
+    #: (keys,) NCCL's default in quiet, the unit of rewards.
     reference_us: Float64Array
 
     @classmethod
@@ -83,10 +76,7 @@ class Tables:
         noise: pl.DataFrame | None = None,
         costs: pl.DataFrame | None = None,
     ) -> Self:
-        """Of a world, with the launch profiles and the noise bands that a policy was trained with.
-
-        `noise` None: of none is known. `costs`: NCCL's costs, for a policy that looks at them.
-        """
+        """Of a world, with a policy's launch profiles, noise bands (None: unknown) and costs."""
         if noise is None:
             schema = {**dict.fromkeys(NOISE_KEY, pl.String), "noise_band": pl.Float64}
             noise = pl.DataFrame(schema=schema)
@@ -96,7 +86,7 @@ class Tables:
 
 
 def world_tasks(world: World) -> pl.DataFrame:
-    """The task keys of a world as rows with workload and environment columns."""
+    """Rows of workload and environment columns, one a task key."""
     facts: dict[str, Any] = dict.fromkeys(ENVIRONMENT_COLUMNS) | {
         "system": world.system.name,
         "launch_profile": DEFAULT_PROFILE,
@@ -121,9 +111,8 @@ class Course:
     """Lengths and delays of an episode."""
 
     episode_calls: int = 1_000
-    #: Calls of a job from a decision to its being in force.
+    #: Calls until a decision is in force.
     delay_calls: int = 0
-    #: Without it the observations of a step are empty, for players that look at nothing.
     observed: bool = True
 
 
@@ -133,11 +122,10 @@ def delay_calls(world: World, latency_us: float = AGREEMENT_US) -> int:
 
 
 class _CallRings:
-    """The latest K calls of each of R rings, one for each (job, task key); N calls at a time."""
+    """The latest K calls of R rings, one for each (job, task key)."""
 
     def __init__(self, num_rings: int) -> None:
         size = num_rings * WINDOW_LENGTH
-        # Any valid value for the padding, which is ignored.
         self._calls = CallColumns(
             size_bytes=np.ones(size, dtype=np.int64),
             time_us=np.ones(size, dtype=np.float64),
@@ -166,10 +154,9 @@ class _CallRings:
 
 
 class JobCalls:
-    """N jobs, a call of each a step; their histories, and what is in force.
+    """N jobs, a call of each a step; decisions are in force `delay_calls` calls later.
 
-    Observations are of the calls that come next: `window` (N, K, W), `context` (N, F) and `mask`
-    (N, A). A decision is in force `delay_calls` calls of the job later.
+    Observations are of the next calls: `window` (N, K, W), `context` (N, F), `mask` (N, A).
     """
 
     def __init__(
@@ -180,7 +167,6 @@ class JobCalls:
         course: Course = Course(),
         make_watch: Callable[[], Watch] | None = None,
     ) -> None:
-        """`make_watch` makes the detector of the interference levels of an episode."""
         self.world, self.tables, self.num_envs, self.course = world, tables, num_jobs, course
         self._make_watch = make_watch
         self._num_keys = len(tables.mask)
@@ -190,27 +176,24 @@ class JobCalls:
         self.jobs: Jobs
 
     def reset(self, seed: int | None = None) -> dict[str, Any]:
-        """Start an episode, in which all keys use NCCL's own choice; the first observations."""
+        """Start an episode with NCCL's own choices; the first observations."""
         if seed is not None:
             self._random = np.random.default_rng(seed)
         self.jobs = self.world.jobs(self.num_envs, int(self._random.integers(1 << 62)))
         self._rings = _CallRings(self.num_envs * self._num_keys)
         shape = (self.num_envs, self._num_keys)
         self._in_force = np.full(shape, ABSTAIN_ACTION, dtype=np.int64)
-        #: Keys (N,) and actions (N,) that were decided and are not in force, oldest first.
+        #: Pending keys (N,) and actions (N,), oldest first.
         self._waiting = deque[tuple[Int64Array, Int64Array]]()
         self._watch = None if self._make_watch is None else self._make_watch()
-        #: (N,) what the watch says of the task keys of the last calls, and whether it is new.
+        #: (N,) alarms of the last calls' task keys, and whether they are new.
         self.alarm = self.alarm_began = np.zeros(self.num_envs, dtype=np.bool_)
         self.level = np.full(self.num_envs, float(UNKNOWN))
         self._alarms = np.zeros(shape, dtype=np.bool_)
         return self._observe()
 
     def step(self, actions: Int64Array) -> tuple[dict[str, Any], CallResults]:
-        """Decide about the next calls, and run them with the configs in force.
-
-        Raises ValueError for a masked action.
-        """
+        """Decide about the next calls, and run them; raises ValueError for a masked action."""
         key = self.jobs.key
         _check(self.world, self.tables.mask, actions, self._job, key)
         self._waiting.append((key.copy(), actions.copy()))
@@ -221,7 +204,7 @@ class JobCalls:
         return self._observe(), ran
 
     def run(self, actions: Int64Array) -> CallResults:
-        """Run the next calls under `actions` (N,), whatever is decided; they join the history."""
+        """Run the next calls under `actions` (N,), and add them to the history."""
         ran = self.jobs.step(actions)
         ring = self._job * self._num_keys + ran.key
         where = ran.key * len(self.world.configs) + ran.action
@@ -262,7 +245,6 @@ def _check(
     job: Int64Array,
     key: Int64Array,
 ) -> None:
-    """Raise ValueError for the first action (M,) that is masked for its key (M,)."""
     bad = np.flatnonzero((actions != LATE) & ~mask[key, np.maximum(actions, 0)])
     if len(bad):
         call = world.keys[key[bad[0]]]
@@ -274,15 +256,11 @@ def _check(
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """Domain randomisation: how much episodes differ from each other.
+    """Domain randomisation of episodes (Tobin et al. 2017); configs and costs do not vary."""
 
-    A policy trained with a single strength overfits to it (Tobin et al. 2017). Configs and NCCL's
-    costs come from the data, and do not vary.
-    """
-
-    #: By which factor at most slowdowns beyond 1, and dwell times, are more or less; 1 = by none.
+    #: Slowdowns beyond 1, and dwell times, differ by this factor at most.
     most: float
-    #: ln of the time of an algorithm under a protocol is off by so much (standard deviation).
+    #: Standard deviation of ln time of an algorithm under a protocol.
     times: float
 
     def draw(
@@ -317,15 +295,12 @@ class Variation:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Lengths of a round and an episode, and the delay. Raises ValueError for invalid ones."""
+    """Lengths of a round and an episode; raises ValueError."""
 
-    #: Calls of a job from one decision to the next.
+    #: Calls of a job between decisions.
     period_calls: int
-    #: Rounds from a decision to its being in force.
     delay_rounds: int
-    #: Rounds of an episode.
     episode_rounds: int = 200
-    #: Number of latest decisions in an observation, pending ones included.
     seen_decisions: int = 4
 
     def __post_init__(self) -> None:
@@ -334,10 +309,7 @@ class Rounds:
 
     @classmethod
     def of(cls, world: World, period_calls: int = 0, **others: Any) -> Self:
-        """With the delay that agreement takes in a world.
-
-        A period of 0: as often as a brain decides, which is when its last decision is in force.
-        """
+        """With the delay of agreement; a period of 0 decides when the last is in force."""
         delay = delay_calls(world)
         period_calls = period_calls or max(delay, 1)
         return cls(period_calls, math.ceil(delay / period_calls), **others)
@@ -346,11 +318,10 @@ class Rounds:
 class DecisionEnv:
     """N jobs, a decision about each of their K keys a round.
 
-    Observations are `window` (N, K, W, features), `context` (N, K, F), `mask` (N, K, A),
-    `decided` (N, K, H), -1 where nothing was, and `earned` (N, K), the rewards of the last round.
-    Actions are (N, K), LATE for none. A round tells the mean reward of each key (`earned`), its
-    `calls`, what was `in_force`, and true times (N,) of the round's calls and of NCCL's own choice,
-    whose algorithms are connected and never changed (`true_us`, `default_us`).
+    Observations are `window` (N, K, W, features), `context` (N, K, F), `mask` (N, K, A), `decided`
+    (N, K, H), -1 = none, and `earned` (N, K). Actions are (N, K), or LATE. A round tells the mean
+    reward of each key (`earned`), its `calls`, what was `in_force`, and times (N,) of the calls
+    (`true_us`) and of NCCL's own choice, connected and never changed (`default_us`).
     """
 
     def __init__(
@@ -362,7 +333,6 @@ class DecisionEnv:
         make_watch: Callable[[], Watch] | None = None,
         variation: Variation | None = None,
     ) -> None:
-        """With a `variation`, each episode is in another world drawn from it."""
         self.world, self.tables, self.num_envs, self.rounds = world, tables, num_jobs, rounds
         self._variation, self._like = variation, (world, tables)
         self._random = np.random.default_rng()
@@ -373,7 +343,7 @@ class DecisionEnv:
         self.is_over = True
 
     def reset(self, seed: int | None = None) -> dict[str, Any]:
-        """Start an episode, in which every key uses NCCL's own choice; the first observations."""
+        """Start an episode with NCCL's own choices; the first observations."""
         if seed is not None:
             self._random = np.random.default_rng(seed)
         if self._variation is not None:
@@ -381,17 +351,14 @@ class DecisionEnv:
             self.calls.world, self.calls.tables = self.world, self.tables
         self.calls.reset(seed)
         count = max(self.rounds.seen_decisions, self.rounds.delay_rounds + 1)
-        #: (N, K, .) the latest decisions, oldest first; LATE is replaced by its predecessor.
+        #: (N, K, H), oldest first; LATE is replaced by its predecessor.
         self._decided: Int64Array = np.full((*self._shape, count), LATE, dtype=np.int64)
         self._earned = np.zeros(self._shape, dtype=np.float32)
         self._round, self.is_over = 0, False
         return self._observe()
 
     def step(self, actions: Int64Array) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Decide about every key, and run a round with the configs in force; what it told.
-
-        Raises ValueError for a masked action.
-        """
+        """Decide about every key, and run a round; raises ValueError for a masked action."""
         _check(self.world, self.tables.mask, actions.ravel(), *self._pairs)
         last = self._decided[:, :, -1]
         self._decided[:, :, :-1] = self._decided[:, :, 1:]
@@ -435,11 +402,7 @@ class DecisionEnv:
 
 
 class Collectives(gymnasium.Env[dict[str, Any], Int64Array]):
-    """One job of `DecisionEnv`, without the dimension N, and lenient towards invalid configs.
-
-    Where NCCL lacks a config it decides itself, as it does when a tuner asks for one. The reward is
-    the mean over the calls of a round.
-    """
+    """One job of `DecisionEnv`, without N; a config that NCCL lacks is left to NCCL."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own
 
@@ -454,10 +417,7 @@ class Collectives(gymnasium.Env[dict[str, Any], Int64Array]):
         period_calls: int = 0,
         **rounds: int,
     ) -> None:
-        """A system by name or file; 0 nodes or ranks: the largest group. `rounds`: of `Rounds`.
-
-        Raises UnknownName for an unknown name, and UserError for a workload that cannot run there.
-        """
+        """Raises UnknownName, and UserError for a workload that cannot run there."""
         found = find_system(system)
         largest = found.groups()[-1]
         shape = Group(num_nodes or largest.num_nodes, ranks_per_node or largest.ranks_per_node)
@@ -487,14 +447,14 @@ class Collectives(gymnasium.Env[dict[str, Any], Int64Array]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Start an episode; every key uses NCCL's own choice."""
+        """Start an episode with NCCL's own choices."""
         super().reset(seed=seed, options=options)
         return _only(self.jobs.reset(seed)), {}
 
     def step(
         self, action: npt.NDArray[np.int64]
     ) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Set the config of every task key, and run a round."""
+        """Set every task key's config, and run a round."""
         asked = np.asarray(action, dtype=np.int64)
         has = self._mask[np.arange(len(asked)), np.maximum(asked, 0)] | (asked == LATE)
         found, told = self.jobs.step(np.where(has, asked, ABSTAIN_ACTION)[None])

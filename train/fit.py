@@ -1,4 +1,4 @@
-"""Trains a recipe on a data set: data in, tracked run and policy directory out."""
+"""Trains a recipe: data in, tracked run and policy directory out."""
 
 import contextlib
 import json
@@ -41,12 +41,12 @@ from dynamiccl.train.policy import PolicyModule, StatefulPolicyModule, forward, 
 from dynamiccl.train.recipe import CAUTIOUS, ONLINE, Recipe
 from dynamiccl.train.trigger import copy_trigger
 
-#: After each epoch: the steps done, their total, and the epoch's metrics.
+#: Steps done, their total, and an epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
 
-#: From which a killed run resumes; removed when it finishes.
+#: A killed run goes on from it; removed at the end.
 _STATE_NAME: Final = "state.pt"
-#: The arguments of a run, to resume one that was killed before its first epoch.
+#: For runs that were killed before their first epoch.
 _BEGUN_NAME: Final = "begun.json"
 
 
@@ -66,16 +66,13 @@ class FitSummary:
     abstain_margin: float
     num_actions: int
     counts: dict[str, int]
-    #: Rows that are in no task, by reason: neither validated nor calibrated on.
     left_out: dict[str, int]
-    #: The bound that was asked for on the share of choices that are slower, in worlds like those
-    #: drawn; how much wider than theirs the prior and the spreads are. None: the recipe has none.
+    #: Bound on slower choices in drawn worlds; factors by which prior and spreads are wider.
     alpha: float | None = None
     widened: float = 1.0
     stretched: float = 1.0
 
 
-#: A policy, metrics of its kind of run, and what it tells of the summary.
 _Made = tuple[nn.Module, dict[str, float], dict[str, Any]]
 
 
@@ -90,10 +87,9 @@ def fit(  # noqa: PLR0913 - all of a run
     progress: Progress = lambda _step, _steps, _metrics: None,
     ray: str | None = None,
 ) -> FitSummary:
-    """Train, choose the checkpoint and the abstain margin on validation, export, and track.
+    """Train, choose checkpoint and margin on validation, export, and track.
 
-    `ray`: the address of a cluster whose actors play, for IMPALA. Raises as `load_data`, and
-    UserError for a tracking URI that cannot be used, and for a threshold without a Trigger.
+    `ray`: the address of a cluster for IMPALA's actors. Raises as `load_data`, and UserError.
     """
     if recipe.level_threshold and not recipe.trigger:
         raise UserError(
@@ -119,11 +115,7 @@ def resume(
     progress: Progress = lambda _step, _steps, _metrics: None,
     ray: str | None = None,
 ) -> FitSummary:
-    """Continue a killed run in the same MLflow run, with the result of an uninterrupted one.
-
-    Raises what `fit` raises, MissingPath and CorruptFile for its state, and UserError when the data
-    are not those that the run began with.
-    """
+    """Continue a killed run in its MLflow run; raises as `fit`, MissingPath and CorruptFile."""
     with tracking.continue_run(tracking_uri, run_id) as run:
         facts, state = _begun(run)
         recipe, seed = Recipe(**facts["recipe"]), int(facts["seed"])
@@ -157,7 +149,7 @@ def _load(data_dir: Path, recipe: Recipe, seed: int, ray: str | None) -> Trainin
 
 
 def _begun(run: tracking.Run) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The arguments that a run began with, and its last state; None before the first epoch."""
+    """Arguments of a run, and its last state; None before the first epoch."""
     path, begun = run.kept_folder / _STATE_NAME, run.kept_folder / _BEGUN_NAME
     if path.exists():
         state = read_state(path)
@@ -173,8 +165,6 @@ def _begun(run: tracking.Run) -> tuple[dict[str, Any], dict[str, Any] | None]:
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """A run, and all that it is given."""
-
     data: TrainingData
     recipe: Recipe
     seed: int
@@ -184,12 +174,10 @@ class _Training:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a killed run begins again with."""
         recipe, digest = self.recipe.to_json(), self.data.digest
         return {"recipe": recipe, "seed": self.seed, "data_hash": digest}
 
     def begin(self, data_dir: Path) -> None:
-        """Log what the run is of."""
         counts = {"rows": self.data.training.counts, "calls": self.data.sequence_counts}
         params = {
             f"{of}_{name}": value
@@ -202,7 +190,6 @@ class _Training:
         self.run.begin(data_dir, self.data.digest, params, text)
 
     def train(self, state: dict[str, Any] | None = None) -> FitSummary:
-        """Train and export; continues from `state` if given."""
         with tempfile.TemporaryDirectory() as folder:
             scratch = Path(folder)
             (scratch / POLICY_FOLDER).mkdir()
@@ -231,7 +218,7 @@ class _Training:
         return make_loop(data, recipe, self.seed, actions)
 
     def _uses_cost(self) -> bool:
-        """Whether times are learned over NCCL's costs; logs the residuals that decide it."""
+        """Whether costs are the base of times; logs the residuals that decide it."""
         found = base_residuals(self.data)
         if found is not None:
             names = ("residual_over_cost", "residual_over_time")
@@ -241,7 +228,7 @@ class _Training:
         return uses_cost
 
     def _fit_networks(self, state: dict[str, Any] | None) -> _Made:
-        """The best checkpoint with the margin that is best on validation; of equals the largest."""
+        """The best checkpoint with the best margin on validation; of equals the largest."""
         data, recipe, loop = self.data, self.recipe, self._make_loop()
         if state is not None:
             loop.restore(state)
@@ -272,7 +259,6 @@ class _Training:
         return module, {"abstain_margin": margin}, found
 
     def _fit_tables(self, scratch: Path) -> _Made:
-        """Tables of a belief, and how far calibration says that they can be trusted."""
         data, alpha, started = self.data, self.recipe.alpha, time.monotonic()
         fitted = fit_tables(
             data, alpha=alpha, progress=lambda done, count: self.progress(done, count, {})
@@ -310,7 +296,6 @@ class _Training:
         figures: Mapping[str, float],
         found: Mapping[str, Any],
     ) -> FitSummary:
-        """Write a policy and its recipe beside what `scratch` holds, and log all of it."""
         data, recipe, run = self.data, self.recipe, self.run
         manifest = self._export(scratch / POLICY_FOLDER, module, found["abstain_margin"])
         text = json.dumps(recipe.to_json(), indent=1)
@@ -344,7 +329,6 @@ class _Training:
         return summary
 
     def _export(self, folder: Path, module: nn.Module, margin: float) -> Manifest:
-        """Write a policy directory: the module as TorchScript, and its manifest."""
         data, recipe = self.data, self.recipe
         save_script(module, folder / POLICY_NAME)
         watching = None if not recipe.trigger else copy_trigger(Path(recipe.trigger), folder)
@@ -376,10 +360,6 @@ class _Training:
 
 
 def _plot_calibration(path: Path, predicted: Floats, measured: Floats, reach: Floats) -> None:
-    """Predicted against measured gain (ln) of the choices for held-out tasks.
-
-    `reach` is half of the width of the predicted intervals.
-    """
     from matplotlib.figure import Figure  # takes a second to import
 
     figure = Figure(figsize=(4.8, 4.4), layout="constrained")

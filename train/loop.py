@@ -1,4 +1,4 @@
-"""The training loop of a run: updates, validation, checkpoints, save and restore."""
+"""The training loop: updates, validation, checkpoints, save and restore."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -19,14 +19,14 @@ STATE_VERSION: Final = 7
 
 
 class Source(ABC):
-    """What makes the updates: gradient steps on recorded data, or actors that play (`online/`)."""
+    """Makes updates: gradient steps on recorded data, or actors that play (`online/`)."""
 
-    #: The networks that are updated; their running average is validated and exported.
+    #: Their running average is validated and exported.
     members: nn.ModuleList
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics of the run up to now, besides those that `update` gives."""
+        """Metrics besides those of `update`."""
         return {}
 
     def start(self, step: int) -> None:  # noqa: B027 - batches need no start
@@ -34,11 +34,11 @@ class Source(ABC):
 
     @abstractmethod
     def update(self, step: int) -> dict[str, float]:
-        """Make update number `step`, from 1 on; its metrics, `loss` among them."""
+        """Make update `step`, from 1 on; metrics, `loss` among them."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """What `restore` needs, plain values and tensors."""
+        """Plain values and tensors for `restore`."""
 
     @abstractmethod
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -50,7 +50,7 @@ class Source(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Averaged weights, and how they did in validation: the less the better."""
+    """Averaged weights, and their score: the less the better."""
 
     step: int
     score: float
@@ -58,7 +58,7 @@ class Checkpoint:
 
 
 class Loop:
-    """Makes the updates of a source; stops after every epoch, where it can be saved."""
+    """Updates of a source, stopping after every epoch."""
 
     def __init__(
         self,
@@ -66,9 +66,8 @@ class Loop:
         recipe: Recipe,
         validate: Callable[[nn.ModuleList], dict[str, float]],
     ) -> None:
-        """`validate` gives metrics: `validation_regret` (a fraction), of actors `_speedup` too."""
+        """`validate` gives `validation_regret` (a fraction), of actors `validation_speedup` too."""
         self.step = 0
-        #: Metrics of the latest epoch.
         self.latest: dict[str, float] = {}
         self.source, self._recipe, self._validate = source, recipe, validate
         self._checkpoints: list[Checkpoint] = []
@@ -82,10 +81,7 @@ class Loop:
         return self.step >= self._recipe.steps
 
     def run_epoch(self) -> None:
-        """Make the updates up to the next validation, and validate; actors go on meanwhile.
-
-        Raises UserError when an actor died.
-        """
+        """Make updates up to the next validation; UserError when an actor died."""
         if not self._is_started:
             self.source.start(self.step)
             self._is_started = True
@@ -98,7 +94,7 @@ class Loop:
         values = {name: float(np.mean([each[name] for each in made])) for name in made[0]}
         values |= self._validate(cast(nn.ModuleList, self._averaged.module))
         self.latest = values | self.source.metrics
-        # Only of the second half: the learning rate has come down, and actors explore less.
+        # In the second half the learning rate has come down, and actors explore less.
         if self.step * 2 > self._recipe.steps:
             score = -values.get("validation_speedup", -values["validation_regret"])
             state = self._averaged.module.state_dict()
@@ -108,10 +104,9 @@ class Loop:
             self.close()
 
     def best(self) -> Checkpoint:
-        """The checkpoint to export: the latest within the recipe's tolerance of the best one.
+        """The latest checkpoint within the recipe's tolerance of the best, which is partly luck.
 
-        There are few validation tasks, so the very best is partly luck. Of actors it is the
-        fastest: cold validation tells little of them, and the last may be worse than one before.
+        Of actors it is the fastest: cold validation tells little of them.
         """
         plays = "validation_speedup" in self.latest
         tolerance = 0.0 if plays else self._recipe.checkpoint_tolerance
@@ -123,7 +118,7 @@ class Loop:
         self.source.close()
 
     def save(self, path: Path, **facts: Any) -> None:
-        """Write the complete state, and `facts` (plain values)."""
+        """Write the state, and `facts` (plain values)."""
         state = {
             "version": STATE_VERSION,
             "step": self.step,
@@ -134,12 +129,12 @@ class Loop:
             "facts": facts,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        # To a file of ours: torch's own writer ends the process on a full disk (torch 2.13).
+        # torch's own writer ends the process on a full disk (torch 2.13).
         with replacing(path, is_synced=True) as hidden, hidden.open("wb") as file:
             torch.save(state, file)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a state of `read_state`; asynchronous actors do not repeat exactly."""
+        """Continue from `read_state`; asynchronous actors do not repeat exactly."""
         self.source.restore(state["source"])
         self._averaged.load_state_dict(state["averaged"])
         self._checkpoints = [Checkpoint(**checkpoint) for checkpoint in state["checkpoints"]]
@@ -149,7 +144,7 @@ class Loop:
 def read_state(path: Path) -> dict[str, Any]:
     """A state written by `Loop.save`; raises CorruptFile."""
     try:
-        # weights_only: the file can hold tensors and plain values, but no code.
+        # weights_only: the file can hold no code.
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CorruptFile(f"{path} is not the state of a training run: {error}") from error

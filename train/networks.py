@@ -1,24 +1,12 @@
-"""The networks: window encoders, the trunk that adds the context, a state for jobs, and heads.
+"""Networks in TorchScript: window encoders, trunk, a state for jobs, and heads.
 
-    B batch, K calls in the window, W features of a call, F features of the context, H hidden size,
-    A actions, C cells of NCCL's cost table, G action features, U units
+B batch, K calls in the window, W features of a call, F features of the context, H hidden size, A
+actions, C cells of NCCL's cost table, G action features, U units
 
-All of it is TorchScript: what is trained is what is exported.
-
-Rewards are -time/reference: a bad protocol is 50 times slower, and what has to be told apart is
-2 %. So a head predicts z = log(-Q), the log of time over reference, and the loss is taken in z (a
-value rescaling as in Pohlen et al. 2018, section 3.2); Q = -exp(z) stays the plain reward.
-
-Dueling (Wang et al. 2016, section 3): z_a = V + A_a - A_0. Anchored at action 0 instead of at the
-mean, V is the value of abstaining, and no Q value depends on what the mask allows.
-
-With actions as inputs (`ActionHead`), configs share what is learned of them: a rare channel count
-is near its neighbours, and a cell is what NCCL's own cost model says of it, give or take:
-
-    z_a = V(task) + n(task, a) + c_a  -  (n(task, 0) + c_0)
-
-with c the logarithm of NCCL's own cost where it is known, so that the network learns how far that
-is off; or 0 (data.py). A cell that NCCL does not take, where its costs are known, is no choice.
+A bad protocol is 50 times slower, and what has to be told apart is 2 %: heads predict z = log(-Q),
+the log of time over reference (Pohlen et al. 2018, section 3.2). Dueling (Wang et al. 2016) is
+anchored at action 0: no Q depends on the mask. With actions as inputs (`ActionHead`)
+z_a = V(task) + n(task, a) + c_a - (n(task, 0) + c_0), c being ln of NCCL's cost if known, else 0.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -37,20 +25,13 @@ from dynamiccl.datasets.steps import Steps
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, Config
 
-#: Wavelengths of `SizeWaves`, in octaves of message size.
 WAVE_OCTAVES: Final = (8.0, 16.0, 32.0)
-#: Width of a recurrent state, and number of filters of a convolution.
 WINDOW_UNITS: Final = 64
-#: Calls that a filter spans (Pensieve section 5.1 uses 4).
 FILTER_CALLS: Final = 4
 
 
 class SizeWaves(nn.Module):
-    """Sines and cosines of log2 size, so that the network can bend where NCCL's choice jumps.
-
-    An MLP over log2 size alone smooths jumps away (Tancik et al. 2020, "Fourier Features"). The
-    shortest wave spans held-out octaves, so that it interpolates between training sizes.
-    """
+    """Sines and cosines of log2 size: an MLP alone smooths jumps away (Tancik et al. 2020)."""
 
     angular: torch.Tensor
 
@@ -88,10 +69,7 @@ class ConvolvedWindow(nn.Module):
 
 
 class RecurrentWindow(nn.Module):
-    """The last hidden state of an LSTM or GRU over the calls, oldest first; zero if none.
-
-    Padding comes first, marked by the feature `valid`. Cold rows do not run through it.
-    """
+    """Last hidden state of an LSTM or GRU over the calls, oldest first; zero for cold rows."""
 
     def __init__(self, layer: type[nn.LSTM | nn.GRU], window_shape: Sequence[int]) -> None:
         super().__init__()
@@ -109,7 +87,7 @@ class RecurrentWindow(nn.Module):
         return state.index_copy(0, warm, outputs[:, -1])
 
 
-#: What a recipe may name: from the shape (K, W) to a module whose `width` is that of its output.
+#: From the shape (K, W) to a module with the attribute `width`, that of its output.
 WINDOW_ENCODERS: Final[dict[str, Callable[[Sequence[int]], Any]]] = {
     "mlp": FlatWindow,
     "lstm": partial(RecurrentWindow, nn.LSTM),
@@ -119,19 +97,12 @@ WINDOW_ENCODERS: Final[dict[str, Callable[[Sequence[int]], Any]]] = {
 
 
 def register_window_encoder(name: str, make: Callable[[Sequence[int]], nn.Module]) -> None:
-    """Let recipes name a window encoder of one's own.
-
-    `make` gets the window's shape (K, W) and gives a TorchScript-able module from windows (B, K, W)
-    to features (B, `width`), `width` being an attribute of it.
-    """
+    """Let recipes name an encoder: TorchScript, windows (B, K, W) to (B, its `width`)."""
     WINDOW_ENCODERS[name] = make
 
 
 def _check_own(name: str, encoder: Any, window_shape: Sequence[int]) -> None:
-    """Raise UserError for an encoder of somebody's own that cannot be trained and exported.
-
-    Now, and not at the end of training: it runs, is TorchScript, and its output is of its `width`.
-    """
+    """Raise UserError before training for an encoder that cannot be exported."""
     try:
         with torch.no_grad():
             windows = torch.zeros(2, *map(int, window_shape))
@@ -152,7 +123,7 @@ def _check_own(name: str, encoder: Any, window_shape: Sequence[int]) -> None:
 
 
 class Trunk(nn.Module):
-    """Standardise the context, encode the window, and apply one MLP to both."""
+    """Standardises the context, encodes the window, and applies one MLP to both."""
 
     context_mean: torch.Tensor
     context_scale: torch.Tensor
@@ -166,7 +137,7 @@ class Trunk(nn.Module):
         hidden_sizes: Sequence[int],
         window_encoder: str = "mlp",
     ) -> None:
-        """Raises UnknownName for a window encoder, and UserError for one that cannot be trained."""
+        """Raises UnknownName, and UserError for an encoder that cannot be trained."""
         super().__init__()
         if window_encoder not in WINDOW_ENCODERS:
             raise UnknownName("window encoder", window_encoder, WINDOW_ENCODERS)
@@ -189,26 +160,20 @@ class Trunk(nn.Module):
     def forward(self, window_BKW: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:
         """Hidden features (B, H)."""
         scaled_BF = (context_BF - self.context_mean) / self.context_scale
-        # Padding stays zero: its feature `valid` is.
         valid_BK1 = window_BKW[:, :, self.valid].unsqueeze(2)
         scaled_BKW = (window_BKW - self.window_mean) / self.window_scale * valid_BK1
         parts = [self.window(scaled_BKW), scaled_BF, self.waves(context_BF)]
         return self.layers(torch.cat(parts, dim=1))  # type: ignore[no-any-return]
 
 
-#: Width of what the state is told of the last decision.
 _DECISION_UNITS: Final = 8
 
 
 class StatefulTrunk(nn.Module):
-    """A trunk with an LSTM over the decisions about all keys of a job.
+    """A trunk with an LSTM that steps once for each decision about a key that has new calls.
 
-    What a key's window cannot show, the job's other keys can: the same network slows them down. The
-    state steps once for each decision about a key that has new calls, with what is seen of it and
-    what was decided last (mvfst-rl, Sivakumar et al. 2019, section 4.1; Mnih et al. 2016, 5.6).
-
-    `decided` (B,) is the last action about each key, -1 = none; h and c (B, U) are of the LSTM,
-    zeros where a job begins.
+    As mvfst-rl, Sivakumar et al. 2019, section 4.1, and Mnih et al. 2016, 5.6. `decided` (B,) is
+    the last action about each key, -1 = none.
     """
 
     def __init__(self, trunk: Trunk, hidden_size: int, num_actions: int, units: int) -> None:
@@ -217,7 +182,7 @@ class StatefulTrunk(nn.Module):
         self.decided = nn.Embedding(num_actions + 1, _DECISION_UNITS)
         self.core = nn.LSTMCell(hidden_size + _DECISION_UNITS, units)
         self.units = units
-        #: Decisions about keys of a job from one that is left to NCCL to the next; 0 = never.
+        #: Decisions of a job from one that is left to NCCL to the next; 0 = never.
         self.probe_every: torch.Tensor
         self.register_buffer("probe_every", torch.tensor(0))
         self.width = hidden_size + units
@@ -252,10 +217,7 @@ class StatefulTrunk(nn.Module):
         h_NU: torch.Tensor,
         c_NU: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`step` over T rounds of N jobs with K keys each, from the trunk's features on.
-
-        Key after key of a round; a key without new calls sees the state and leaves it alone.
-        """
+        """`step` over T rounds of N jobs with K keys each; keys without new calls do not step."""
         rounds, jobs, keys, _ = seen_TNKH.shape
         told = torch.cat([seen_TNKH, self.decided(decided_TNK + 1)], dim=3)
         features = []
@@ -270,7 +232,6 @@ class StatefulTrunk(nn.Module):
         return torch.cat([seen_TNKH, state_TNKU], dim=3), h_NU, c_NU
 
 
-#: Features of an action, in order.
 ACTION_FEATURES: Final = (
     *(f"algorithm {number}" for number in range(NUM_ALGORITHMS)),
     *(f"protocol {number}" for number in range(NUM_PROTOCOLS)),
@@ -285,13 +246,12 @@ ACTION_FEATURES: Final = (
     "the same over NCCL's cheapest cell",
     "how many cells NCCL takes for cheaper",
 )
-#: Where it stands whether the cost is known, and ln of it.
 COST_KNOWN: Final = ACTION_FEATURES.index("cost is known")
 LOG_COST: Final = ACTION_FEATURES.index("ln of NCCL's cost in us, 0 = unknown")
 
 
 class ActionFeatures(nn.Module):
-    """(context_BF) -> (B, A, G): ACTION_FEATURES of every action of a catalogue."""
+    """(context_BF) -> (B, A, G): ACTION_FEATURES of a catalogue's actions."""
 
     is_compatible: torch.Tensor  # (A, C)
     knobs: torch.Tensor  # (A, algorithms + protocols), one-hot; zeros for what is left to NCCL
@@ -299,7 +259,6 @@ class ActionFeatures(nn.Module):
     channels: torch.Tensor
 
     def __init__(self, configs: Sequence[Config], cost_start: int) -> None:
-        """`cost_start`: the context column where NCCL's costs begin; -1 = none."""
         super().__init__()
         self.cost_start = cost_start
         self.num_cells = NUM_CELLS
@@ -350,7 +309,6 @@ class ActionFeatures(nn.Module):
             rank_BA = (log_BC.unsqueeze(1) < least_BA.unsqueeze(2)).sum(dim=2)
             found = [known_BA.to(least_BA.dtype), least_BA, over_BA, rank_BA.to(least_BA.dtype)]
             cost_BA4 = torch.stack(found, dim=2).masked_fill(~known_BA.unsqueeze(2), 0.0)
-            # What is left to NCCL is the cell that it takes.
             algorithm_BA = torch.div(cell_BA, self.num_protocols, rounding_mode="floor")
             ran = [
                 nn.functional.one_hot(algorithm_BA, self.num_algorithms),
@@ -362,9 +320,8 @@ class ActionFeatures(nn.Module):
         return torch.cat(parts, dim=2)
 
 
-#: Width of the layer in which task and action meet.
 UNITS: Final = 64
-#: ln of a time over that of NCCL's choice that is never the least.
+#: ln of time over NCCL's, for a cell that NCCL does not take.
 _WORST: Final = 8.0
 
 
@@ -374,7 +331,7 @@ class ActionInputs:
 
     configs: Sequence[Config]
     cost_start: int
-    #: Whether the costs are what is expected of a time, or features alone (data.py).
+    #: Whether the costs are the base of times, or features alone (data.py).
     uses_cost: bool
 
 
@@ -414,7 +371,6 @@ class ActionHead(nn.Module):
     def of_features(self, hidden_BH: torch.Tensor, found_BAG: torch.Tensor) -> torch.Tensor:
         """Z (B, A) of actions given by their features; the first is ABSTAIN."""
         scaled_BAG = found_BAG * self.scale
-        # What a config makes of the task: each has a mixture of the same units, gated by its own.
         met_BAU = self.task(hidden_BH).unsqueeze(1) * (1.0 + self.gate(scaled_BAG))
         met_BAU = met_BAU + self.action(scaled_BAG)
         z_BA = self.out(nn.functional.silu(met_BAU)).squeeze(2)
@@ -425,9 +381,9 @@ class ActionHead(nn.Module):
         return z_BA.masked_fill(known_BA[:, :1] & ~known_BA, self.worst)  # type: ignore[no-any-return]
 
 
-#: Q of a masked action. Finite: a terminal row's mask is all zero, and inf * 0 would be NaN.
+#: Finite: a terminal row's mask is all zero, and inf * 0 would be NaN.
 MASKED_Q: Final = -1e6
-#: Bounds of z: time between 1/400 and 3000 times the reference.
+#: Times between 1/400 and 3000 times the reference.
 Z_MIN: Final = -6.0
 Z_MAX: Final = 8.0
 
@@ -441,7 +397,7 @@ class LogTimeHead(nn.Module):
         self.advantage = nn.Linear(hidden_size, action_size)
 
     def forward(self, hidden_BH: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        """Z (B, A): predicted log of time over reference."""
+        """Z (B, A)."""
         advantage_BA = self.advantage(hidden_BH)
         return self.value(hidden_BH) + advantage_BA - advantage_BA[:, 0:1]  # type: ignore[no-any-return]
 
@@ -458,16 +414,14 @@ class PlainHead(nn.Module):
         return self.layer(hidden_BH)  # type: ignore[no-any-return]
 
 
-#: What is put on a trunk.
 Head = LogTimeHead | PlainHead | ActionHead
 
 
 class Network(nn.Module):
-    """(window_BKW, context_BF) -> z (B, A), the least being the best: a trunk and a head."""
+    """(window_BKW, context_BF) -> z (B, A), the least being the best."""
 
     def __init__(self, trunk: Trunk | StatefulTrunk, head: Head) -> None:
         super().__init__()
-        # Any: what it is made of is called by methods that torch does not know of.
         self.trunk: Any = trunk
         self.head: Any = head
 
@@ -483,13 +437,13 @@ class Network(nn.Module):
         h_BU: torch.Tensor,
         c_BU: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`forward` with a stateful trunk; also returns the new state."""
+        """`forward` with a stateful trunk, and the new state."""
         features_BH, h_BU, c_BU = self.trunk.step(window_BKW, context_BF, decided_B, h_BU, c_BU)
         return self.head(features_BH, context_BF), h_BU, c_BU
 
 
 class Imitator(Network):
-    """Network of behaviour cloning, and actor: its z are minus log odds of the actions."""
+    """Behaviour cloning, and actor: its z are minus log odds of the actions."""
 
     def __init__(
         self,
@@ -498,8 +452,7 @@ class Imitator(Network):
         action_size: int,
         actions: ActionInputs | None = None,
     ) -> None:
-        """`actions` is for a head with action features."""
-        # Drawn and thrown away: without it weights would begin elsewhere than they ever did.
+        # Drawn and thrown away: without it seeds would give other weights.
         nn.Linear(hidden_size, action_size)
         head: Head
         if actions is not None:
@@ -516,12 +469,11 @@ class Imitator(Network):
         return -z_BA.masked_fill(mask_BA < 0.5, -MASKED_Q)  # type: ignore[no-any-return]
 
 
-#: Steps from which the scale of the features is taken.
 _MAX_SCALED: Final = 200_000
 
 
 def set_scaling(networks: Iterable[Network], sources: Sequence[Steps]) -> None:
-    """Scale calls and contexts by mean and spread over `sources`; saved with the weights."""
+    """Scale calls and contexts by mean and spread over `sources`."""
     seen = [_some_observations(steps) for steps in sources]
     context = _scaling(np.concatenate([each.context for each in seen]))
     valid = WINDOW_COLUMN["valid"]
@@ -544,10 +496,9 @@ def _some_observations(steps: Steps) -> Observations:
 
 
 def _scaling(rows: Float32Array) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of each column; 0 and 1 without rows."""
     if not len(rows):
         return torch.zeros(rows.shape[1]), torch.ones(rows.shape[1])
     spread = rows.std(axis=0)
-    # A feature that never varies says nothing, and must not explode where it does at last.
+    # A constant feature must not explode once it varies.
     scale = np.where(spread > 1e-6, spread, 1.0)
     return torch.from_numpy(rows.mean(axis=0)), torch.from_numpy(scale)

@@ -1,12 +1,8 @@
-"""Learning from recorded steps: d3rlpy's Q learning on our networks, and what draws its batches.
+"""Learning from recorded steps: d3rlpy's Q learning on our networks, and its batches.
 
-d3rlpy is imported here alone. Two things are settled before: gym, which it still imports, does not
-print its notice of retirement; and it is without PRDC, an algorithm that no recipe has, for which
-it would import scikit-learn, two or three seconds of every process.
-
-The loss is a Huber loss in z = log(-Q), less beta x H(softmax(-z)) over the allowed actions
-(entropy: Mnih et al. 2016, section 4; Pensieve section 4.2), so that predictions do not part before
-the data says so. Behaviour cloning has the cross entropy of -z with the actions taken.
+d3rlpy is imported here alone, without gym's notice of retirement, and without PRDC, whose
+scikit-learn takes two or three seconds. The loss is Huber in z = log(-Q), less beta x
+H(softmax(-z)) over allowed actions (Mnih et al. 2016, section 4; Pensieve section 4.2).
 
 N steps, E episodes, B rows of a batch, A actions.
 """
@@ -65,7 +61,7 @@ from d3rlpy.optimizers.lr_schedulers import CosineAnnealingLRFactory
 
 
 class _TrunkForD3rlpy(Encoder):
-    """A trunk that takes the tuple (window_BKW, context_BF, mask_BA)."""
+    """Takes the tuple (window_BKW, context_BF, mask_BA)."""
 
     def __init__(self, trunk: Trunk) -> None:
         super().__init__()
@@ -87,13 +83,13 @@ class _Trunks(EncoderFactory):
 
 @dataclass()
 class Networks(QFunctionFactory):
-    """Makes the networks of a recipe for d3rlpy, and their losses."""
+    """Makes a recipe's networks for d3rlpy, and their losses."""
 
     share_encoder: bool = False
     recipe: Recipe | None = None
-    #: For a head with actions as its inputs; None: one output each.
+    #: For a head with actions as inputs; None: one output each.
     actions: ActionInputs | None = None
-    #: Weight beta of the entropy in the loss; the training loop lowers it.
+    #: Beta, which the training loop lowers.
     entropy_weight: float = 0.0
 
     def create_discrete(
@@ -115,7 +111,7 @@ class Networks(QFunctionFactory):
 
 
 class Loss(DiscreteQFunctionForwarder):
-    """Q values of a network, and its loss: Huber in z to the target, minus entropy."""
+    """Huber loss in z to the target, minus entropy."""
 
     def __init__(self, network: Network, made_by: Networks) -> None:
         self.network, self.made_by = network, made_by
@@ -138,7 +134,7 @@ class Loss(DiscreteQFunctionForwarder):
         gamma: float | torch.Tensor = 0.99,
         reduction: str = "mean",
     ) -> torch.Tensor:
-        """Loss of the taken actions against the target r + gamma * Q'."""
+        """Of the taken actions against the target r + gamma * Q'."""
         window_BKW, context_BF, mask_BA = observations
         action_B1, beta = actions.long().view(-1, 1), self.made_by.entropy_weight
         hidden_BH, head = self.network.trunk(window_BKW, context_BF), self.network.head
@@ -155,20 +151,20 @@ class Loss(DiscreteQFunctionForwarder):
         return cast(torch.Tensor, compute_reduce(loss, reduction))
 
     def compute_target(self, x: Any, action: torch.Tensor | None = None) -> torch.Tensor:
-        """Q of an action (B, 1), or of all actions (B, A) when none is given."""
+        """Q of an action (B, 1), or of all (B, A)."""
         q_BA = self.compute_expected_q(x)
         return q_BA if action is None else q_BA.gather(1, action.long().view(-1, 1))
 
     def set_q_func(self, q_func: Any) -> None:
-        """Replace the network (d3rlpy wraps it for distributed training)."""
+        """Replace the network, as d3rlpy does for distributed training."""
         self.network = q_func
 
 
 class ImitationLoss(Loss):
-    """Cross entropy of an imitator's logits with the actions taken."""
+    """Cross entropy of logits with the actions taken."""
 
     def compute_error(self, observations: Any, actions: torch.Tensor, *_: Any, **how: Any) -> Any:
-        """Loss of the taken actions, whatever followed them."""
+        """Loss of the taken actions."""
         window_BKW, context_BF, mask_BA = observations
         imitator = cast(Imitator, self.network)
         hidden_BH = imitator.trunk(window_BKW, context_BF)
@@ -179,22 +175,20 @@ class ImitationLoss(Loss):
 
 
 def entropy(z_BA: torch.Tensor, mask_BA: torch.Tensor) -> torch.Tensor:
-    """H (B, 1) in nats of softmax(-z) over the allowed actions; 0 where none is."""
+    """H (B, 1) in nats of softmax(-z) over allowed actions; 0 where none is."""
     log_BA = torch.log_softmax((-z_BA).masked_fill(mask_BA < 0.5, MASKED_Q), dim=1)
     terms_BA = (log_BA.exp() * log_BA).masked_fill(mask_BA < 0.5, 0.0)
     return -terms_BA.sum(dim=1, keepdim=True)
 
 
-#: What a recipe may name; behaviour cloning is a loss of ours under d3rlpy's double DQN.
+#: Behaviour cloning is a loss of ours under d3rlpy's double DQN.
 ALGORITHMS: Final = ("DoubleDQN", "DiscreteCQL", "DiscreteBC")
 
 
 def make_algorithm(recipe: Recipe, *sources: Steps, actions: ActionInputs | None = None) -> Any:
-    """The d3rlpy algorithm of a recipe, with networks built and input scaling set.
+    """A recipe's d3rlpy algorithm for `sources` of the same shapes and actions.
 
-    `sources` are its training steps, all with the same shapes and actions; `actions` is for a head
-    with action features. Raises UnknownName for an algorithm or window encoder, and as
-    `recipe_of_file`.
+    Raises UnknownName for an algorithm or window encoder, and as `recipe_of_file`.
     """
     if recipe.source:  # a run that goes on has not read it yet
         recipe_of_file(Path(recipe.source))
@@ -223,7 +217,7 @@ def make_algorithm(recipe: Recipe, *sources: Steps, actions: ActionInputs | None
 
 
 class GradientSteps(Source):
-    """Gradient steps of a d3rlpy algorithm on batches of recorded steps."""
+    """Gradient steps of a d3rlpy algorithm."""
 
     def __init__(self, algorithm: Any, batches: "Batches", recipe: Recipe) -> None:
         self._algorithm, self._batches, self._recipe = algorithm, batches, recipe
@@ -236,7 +230,7 @@ class GradientSteps(Source):
         return {"loss": float(self._algorithm.update(self._batches.sample())["loss"])}
 
     def state(self) -> dict[str, Any]:
-        """Networks, optimizers, and the generators that draw batches."""
+        """Networks, optimizers, and generators."""
         modules = self._algorithm.impl._checkpointer.modules
         return {
             "modules": {name: module.state_dict() for name, module in modules.items()},
@@ -255,10 +249,7 @@ class GradientSteps(Source):
 
 
 def make_loop(data: TrainingData, recipe: Recipe, seed: int, actions: ActionInputs | None) -> Loop:
-    """The loop of a recipe that learns from recorded steps.
-
-    Half of a batch are cold steps of sweeps, half are calls of jobs, where there are any.
-    """
+    """The loop of a recipe; half of a batch are calls of jobs, where there are any."""
     sources = data.sources(recipe)
     algorithm = make_algorithm(recipe, *sources, actions=actions)
     generator = np.random.default_rng(seed)
@@ -285,15 +276,11 @@ def make_loop(data: TrainingData, recipe: Recipe, seed: int, actions: ActionInpu
     return Loop(GradientSteps(algorithm, batches, recipe), recipe, validate)
 
 
-# --- Batches ---
-
-
 class Replay:
-    """Draws batches of n-step transitions from steps, straight from columns.
+    """Draws batches of n-step transitions from columns, faster than d3rlpy's buffer.
 
-    d3rlpy's own buffer takes every transition through Python, most of a step of a small network;
-    here a batch is a handful of array operations. It is what `MultiStepTransitionPicker` (2.8.1)
-    gives. The next observation of a step that ends its episode is all zero, mask included.
+    As `MultiStepTransitionPicker` (2.8.1) gives them. The next observation of a step that ends its
+    episode is all zero, mask included.
     """
 
     def __init__(
@@ -306,10 +293,7 @@ class Replay:
         gamma: float = 0.0,
         balance: float = 0.0,
     ) -> None:
-        """Weigh steps by the size of their task's group to the power of -`balance`.
-
-        Replays that share one generator as their `seed` draw in turns from it.
-        """
+        """Weigh steps by the size of their task's group to the power of -`balance`."""
         self.steps = steps
         self.random = np.random.default_rng(seed)
         self._batch_size = batch_size
@@ -317,19 +301,16 @@ class Replay:
         self._gamma = gamma
         group = steps.tasks.group[steps.task]
         choosable = steps.choosable.astype(np.float64)
-        # Of an episode's steps, which are all of one task.
         self._weight = np.bincount(group, weights=choosable).clip(1.0)[group] ** -balance
         self._share = choosable * self._weight
         self._cumulative = np.cumsum(self._share)
-        # Then no sum of weights need be searched.
         self._is_uniform = bool(steps.terminated.all()) and np.ptp(self._weight) == 0.0
-        # The last episode that can be drawn, should rounding lead past it.
         self._last = int(np.searchsorted(self._cumulative, self._cumulative[-1]))
         if not self._cumulative[-1] > 0:
             raise ValueError("no step leads anywhere: every episode is cut off after its first")
 
     def sample(self) -> TransitionMiniBatch:
-        """One batch, sorted by step: neighbours are adjacent in memory."""
+        """A batch, sorted by step: neighbours are adjacent in memory."""
         drawn = self.random.random(self._batch_size)
         drawn.sort()
         if self._is_uniform:
@@ -344,7 +325,7 @@ class Replay:
         return self.batch(self.steps.starts[episode] + np.maximum(offset, 0), episode)
 
     def batch(self, rows: Int64Array, episode: Int64Array) -> TransitionMiniBatch:
-        """The transitions that begin with the steps `rows` of the episodes `episode`."""
+        """Transitions that begin with `rows` of the episodes `episode`."""
         steps = self.steps
         following, ends = steps.advance(rows, episode, self._num_steps)
         rewards = steps.discounted(rows, following, self._gamma)
@@ -353,7 +334,6 @@ class Replay:
             next_parts = [np.zeros_like(part) for part in parts]
             next_actions = np.zeros((len(rows), 1), dtype=np.float32)
         else:
-            # Of an episode that ends, its last step stands in until it is blanked.
             stands_in = following - ends
             next_parts = _parts(steps, stands_in, episode)
             next_actions = _column(steps.action[stands_in])
@@ -372,16 +352,15 @@ class Replay:
 
 
 class Batches:
-    """Batches of equal parts from each replay; NCCL's costs are hidden from a share of the rows."""
+    """Equal parts of each replay; NCCL's costs are hidden from a share of the rows."""
 
     def __init__(self, replays: Sequence[Replay], cost_start: int = 0, share: float = 0.0) -> None:
-        """Mix replays that share a generator; costs begin in column `cost_start` of contexts."""
         self.random = replays[0].random
         self._replays, self._share = replays, share
         self._costs = slice(cost_start, cost_start + NUM_CELLS)
 
     def sample(self) -> TransitionMiniBatch:
-        """One batch: the parts of the replays, concatenated."""
+        """One batch, concatenated."""
         parts = [replay.sample() for replay in self._replays]
         batch = parts[0] if len(parts) == 1 else _joined(parts)
         if self._share > 0.0:

@@ -1,4 +1,4 @@
-"""Options, tables, consoles and progress bars that the commands of train and evaluate share."""
+"""Options, tables, consoles and progress bars of train's and evaluate's commands."""
 
 import os
 import time
@@ -24,14 +24,13 @@ from rich.table import Table
 
 
 class WordTable(Table):
-    """Columns at least as wide as their longest word, where all fit.
+    """Columns as wide as their longest word where all fit; else folded, heads last.
 
-    Where they do not, cells are folded anywhere, and heads are not if those fit. Rich narrows
-    columns whatever their `min_width` is, so `width` is set.
+    Rich narrows columns whatever their `min_width`, so `width` is set.
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Choose widths for the console at hand, and render."""
+        """Choose widths for the console."""
         heads = [str(column.header) for column in self.columns]
         cells = [[str(text) for text in column.cells] for column in self.columns]
         words = []
@@ -39,11 +38,11 @@ class WordTable(Table):
             together = "\n".join([head, *texts])
             words.append(longest(together.splitlines() if column.no_wrap else together.split()))
         for padding in (1, 0):
-            # A column has a padding on both sides, and a line or blank on one; the table one more.
+            # Padding on both sides of a column, a line or blank on one; the table has one more.
             spare = options.max_width - sum(words) - (1 + 2 * padding) * len(words) - 1
             spare += 0 if self.pad_edge else 2 * padding
             if spare >= 0:
-                # What is left keeps cells on one line, then heads; those that need least first.
+                # First to keep cells on one line, then heads.
                 widths = widened(words, [longest(texts) for texts in cells], spare)
                 widths = widened(widths, [*map(len, heads)], spare + sum(words) - sum(widths))
                 for column, width in zip(self.columns, widths, strict=True):
@@ -58,7 +57,7 @@ class WordTable(Table):
 
 
 def widened(widths: list[int], wanted: list[int], spare: int) -> list[int]:
-    """The widths with `spare` characters shared out to what is wanted, the least want first."""
+    """Widths with `spare` characters shared out, the least want first."""
     wider = [*widths]
     for i in sorted(range(len(widths)), key=lambda i: wanted[i] - widths[i]):
         wider[i] += min(max(0, wanted[i] - widths[i]), spare)
@@ -71,9 +70,7 @@ def longest(texts: list[str]) -> int:
     return max(map(len, texts), default=0)
 
 
-#: Seconds between two lines where there is no bar.
 EVERY_S: Final = 30.0
-#: Columns that every table fits: those of a terminal, or of a file.
 WIDTH: Final = 100
 DEFAULT_RECIPE: Final = "ddqn-dueling"
 #   MLFLOW_EXPERIMENT_NAME  the experiment in MLflow that new runs are in. Default: dynamiccl.
@@ -85,17 +82,17 @@ stderr = Console(stderr=True)
 
 
 def wide_stdout() -> Console:
-    """Standard output for tables, wide enough for them where it is no terminal."""
+    """Stdout for tables, wide enough where it is no terminal."""
     return stdout if stdout.is_terminal else Console(width=max(stdout.width, WIDTH))
 
 
 def tell(console: Console, text: str) -> None:
-    """Print what may be copied: neither folded nor coloured."""
+    """Print what may be copied, neither folded nor coloured."""
     console.print(text, soft_wrap=True, highlight=False)
 
 
 def folding_table(*heads: str, title: str | None = None) -> Table:
-    """A table whose cells are folded where it is narrow."""
+    """A table that folds cells."""
     table = WordTable(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for head in heads:
         table.add_column(head, overflow="fold")
@@ -104,7 +101,7 @@ def folding_table(*heads: str, title: str | None = None) -> Table:
 
 @contextmanager
 def progress_bar(name: str) -> Iterator[Callable[[int, int, dict[str, float]], None]]:
-    """A progress bar of steps, or tables, on a terminal; yields the callback for each epoch."""
+    """A bar of steps or tables on a terminal; yields the callback for each epoch."""
     with open_bar(TextColumn("{task.fields[note]}")) as bar:
         task = bar.add_task(name, total=None, note="")
 
@@ -118,17 +115,13 @@ def progress_bar(name: str) -> Iterator[Callable[[int, int, dict[str, float]], N
 
 
 class _Bar(Progress):
-    """A progress bar; without a terminal, a line every half a minute."""
-
     _said = 0.0
 
     def start(self) -> None:
-        """Start; the first line comes after half a minute."""
         self._said = time.monotonic()
         super().start()
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
-        """As `rich.progress.Progress.update`."""
         super().update(task_id, **changes)
         now = time.monotonic()
         if self.disable and now - self._said >= EVERY_S:
@@ -141,7 +134,7 @@ class _Bar(Progress):
 
 
 def open_bar(*more: ProgressColumn) -> Progress:
-    """A progress bar for terminals; the columns `more` are appended."""
+    """A progress bar for terminals, with `more` columns."""
     return _Bar(
         TextColumn("{task.description}"),
         BarColumn(),

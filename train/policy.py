@@ -1,7 +1,7 @@
-"""A trained policy: the TorchScript module that is exported, and what loads it from its directory.
+"""A trained policy: its TorchScript module, and what loads it.
 
-E members of the ensemble, B batch, K calls in the window, W features of a call, F features of
-the context, A actions, N observations
+E members of the ensemble, B batch, K calls in the window, W features of a call, F features of the
+context, A actions, N observations
 """
 
 import warnings
@@ -30,13 +30,9 @@ from dynamiccl.train.networks import (
 class PolicyModule(nn.Module):
     """(window_BKW, context_BF, mask_BA) -> (action_B int64, q_BA).
 
-    The members' mean picks the best allowed action. Cold, it is taken only when *every* member
-    predicts that it undercuts ABSTAIN in log time by more than `margin`, and by more than the noise
-    band (a feature of the context): where they disagree or it could be noise, NCCL's own choice
-    stands. Where they need not be unanimous, their mean has to undercut it by more than `margin`.
-
-    Warm, with calls in the window, the mean has to undercut it by more than `warm_margin`: on a
-    congested network NCCL's own choice, which does not see it, is no safe harbour.
+    The members' mean picks the best allowed action. Cold, it must undercut ABSTAIN in log time by
+    more than `margin`; if unanimous, of each member, and by more than the context's noise band.
+    Warm, the mean must by more than `warm_margin`: NCCL's own choice does not see congestion.
     """
 
     def __init__(
@@ -61,7 +57,7 @@ class PolicyModule(nn.Module):
     def forward(
         self, window_BKW: torch.Tensor, context_BF: torch.Tensor, mask_BA: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(action_B, q_BA); see the class."""
+        """(action_B, q_BA)."""
         z_list = [member(window_BKW, context_BF) for member in self.members]
         return self.choose(torch.stack(z_list), window_BKW, context_BF, mask_BA)
 
@@ -73,7 +69,7 @@ class PolicyModule(nn.Module):
         context_BF: torch.Tensor,
         mask_BA: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions and Q values from each member's z; see the class."""
+        """Actions and Q values from each member's z."""
         z_BA = z_EBA.mean(dim=0)
         q_BA = (-torch.exp(z_BA.clamp(self.z_min, self.z_max))).masked_fill(
             mask_BA < 0.5, self.masked_q
@@ -88,7 +84,7 @@ class PolicyModule(nn.Module):
             least_B = torch.where(cold_B, gain_EB.min(dim=0)[0], least_B)
             noise_B = context_BF[:, self.noise_band].clamp(min=self.margin)
         threshold_B = torch.where(cold_B, noise_B, torch.full_like(noise_B, self.warm_margin))
-        # Where ABSTAIN itself is not allowed there is nothing to fall back on.
+        # Where ABSTAIN is not allowed there is nothing to fall back on.
         abstain_B = (least_B <= threshold_B) & (mask_BA[:, 0] > 0.5)
         action_B = torch.where(abstain_B, torch.zeros_like(best_B), best_B)
         return action_B, q_BA
@@ -97,11 +93,8 @@ class PolicyModule(nn.Module):
 class StatefulPolicyModule(PolicyModule):
     """A `PolicyModule` of one member that keeps a state for each job.
 
-    A config that does not feel what slows others down says nothing of its end, and would be kept
-    for good. So one of so many decisions (`probe_every` of the trunk) is left to NCCL, whose time
-    tells; c counts them in one unit more than the LSTM has.
-
-    `forward` answers for jobs that have just begun, of which tables are made; `step` goes on.
+    A config that feels no interference tells nothing of its end: one of `probe_every` decisions is
+    left to NCCL, counted in one unit of c more than the LSTM has. `forward` is for new jobs.
     """
 
     def __init__(self, member: Network, margin: float, warm_margin: float) -> None:
@@ -121,10 +114,7 @@ class StatefulPolicyModule(PolicyModule):
         h_BU: torch.Tensor,
         c_BU: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(action_B, q_BA, h, c): the next decision of B jobs, each about one key.
-
-        `decided` (B,) is the last action about the key, -1 = none.
-        """
+        """(action_B, q_BA, h, c) of B jobs; `decided` (B,): the key's last action, -1 = none."""
         since_B1 = c_BU[:, self.units :] + 1.0
         h_BU, c_BU = h_BU[:, : self.units], c_BU[:, : self.units]
         z_list: list[torch.Tensor] = []
@@ -145,18 +135,18 @@ def save_script(module: torch.nn.Module, path: Path) -> None:
     """Script a module in eval mode and save it."""
     scripted = script(module)
     with _ignored_deprecation():
-        # Not by its own writer, which ends the process on a full disk (torch 2.13).
+        # torch's writer ends the process on a full disk (torch 2.13).
         path.write_bytes(scripted.save_to_buffer())
 
 
 def script(module: torch.nn.Module) -> Any:
-    """The module as TorchScript, in eval mode."""
+    """TorchScript, in eval mode."""
     with _ignored_deprecation():
         return torch.jit.script(module.eval())
 
 
 def load_script(path: Path) -> Any:
-    """A saved module in eval mode; raises CorruptFile when it is no TorchScript."""
+    """A saved module in eval mode; raises CorruptFile."""
     with _ignored_deprecation():
         try:
             module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
@@ -167,9 +157,8 @@ def load_script(path: Path) -> Any:
 
 @contextmanager
 def _ignored_deprecation() -> Iterator[None]:
-    """Suppress the warning: TorchScript is deprecated from torch 2.13 on."""
     with warnings.catch_warnings():
-        # Of any category: a DeprecationWarning in torch 2.13, a FutureWarning from 2.14 on.
+        # TorchScript: a DeprecationWarning in torch 2.13, a FutureWarning from 2.14 on.
         warnings.filterwarnings("ignore", r"`torch\.jit\.")
         yield
 
@@ -179,7 +168,7 @@ State = tuple[Float32Array, Float32Array]
 
 
 class TorchPolicy:
-    """The TorchScript policy of a run or an artifact, and its manifest."""
+    """A TorchScript policy and its manifest."""
 
     def __init__(self, module: torch.nn.Module, manifest: Manifest) -> None:
         self._module = module
@@ -187,17 +176,17 @@ class TorchPolicy:
 
     @classmethod
     def load(cls, directory: Path) -> "TorchPolicy":
-        """Read and verify a policy directory; raises as `Manifest.read`, and CorruptFile."""
+        """Read and verify; raises as `Manifest.read`, and CorruptFile."""
         manifest = Manifest.read(directory)
         return cls(load_script(directory / POLICY_NAME), manifest)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """All parameters and buffers, by name."""
+        """Parameters and buffers by name."""
         return dict(self._module.state_dict())
 
     @property
     def state_units(self) -> int:
-        """Width of the state kept for each job, h and c; 0 = stateless."""
+        """Width of a job's h and c; 0 = stateless."""
         return int(getattr(self._module, "state_units", 0))
 
     def step(
@@ -207,10 +196,7 @@ class TorchPolicy:
         decided: npt.NDArray[np.int64],
         state: State,
     ) -> tuple[npt.NDArray[np.int64], State]:
-        """(N,) the next decisions of N jobs, each about one key, and their states after them.
-
-        `decided` (N,) is the last action about the key, -1 = none. For a policy with a state.
-        """
+        """(N,) decisions of N jobs about a key each, and their states, as the module's `step`."""
         module: Any = self._module
         with torch.no_grad():
             action, _, h, c = module.step(
@@ -223,32 +209,29 @@ class TorchPolicy:
         return action.numpy(), (h.numpy(), c.numpy())
 
     def values(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> Float32Array:
-        """(N, A) Q values; those of masked actions are far below all others."""
+        """(N, A) Q values; those of masked actions are far below."""
         return forward(self._module, observations, mask)[1]
 
     def least_gains(self, observations: Observations) -> npt.NDArray[np.float64] | None:
-        """(N, A) gains over NCCL's own choice (ln) to be beaten: the policy's caution x spreads.
-
-        None for a policy without spreads.
-        """
+        """(N, A) gains over NCCL (ln) to be beaten: caution x spreads; None without spreads."""
         module: Any = self._module
         if not hasattr(module, "predict"):
             return None
         with torch.no_grad():
             _, spread, caution = module.predict(torch.from_numpy(observations.context))
-        # Infinite caution times a spread of 0 would be no number.
+        # Infinite caution times a spread of 0 would be NaN.
         found: torch.Tensor = caution.unsqueeze(1) * spread.clamp(min=1e-9)
         return found.double().numpy()
 
     def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-        """(N,) the chosen action of each observation, allowed by `mask` (N, A)."""
+        """(N,) actions allowed by `mask` (N, A)."""
         return forward(self._module, observations, mask)[0]
 
 
 def forward(
     module: torch.nn.Module, observations: Observations, mask: npt.NDArray[np.bool_]
 ) -> tuple[npt.NDArray[np.int64], Float32Array]:
-    """Actions (N,) and Q values (N, A) of a policy module."""
+    """Actions (N,) and Q values (N, A) of a module."""
     with torch.no_grad():
         action, q = module(
             torch.from_numpy(observations.window),

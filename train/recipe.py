@@ -1,8 +1,4 @@
-"""Recipes: complete, frozen training set-ups, by name.
-
-`dynamiccl-train list` shows them; `--set key=value` changes a field for one run and is recorded. A
-recipe can also be a file of one's own (`docs/add-recipe.md`).
-"""
+"""Recipes: complete, frozen training set-ups, by name or in a file (docs/add-recipe.md)."""
 
 import importlib.util
 import inspect
@@ -19,9 +15,7 @@ from pydantic_core import ArgsKwargs
 from dynamiccl.datasets.splits import split_by
 from dynamiccl.errors import MissingPath, UnknownName, UserError
 
-#: Algorithms whose actors play in the simulator.
 ONLINE: Final = ("A3C", "IMPALA")
-#: Algorithms without networks (fit.py).
 CAUTIOUS: Final = ("GaussianProcess",)
 
 T = TypeVar("T")
@@ -35,19 +29,18 @@ def _parts(value: object) -> object:
     return value.split(",") if isinstance(value, str) else value
 
 
-#: A tuple, which `--set` writes with commas.
 Listed = Annotated[tuple[T, ...], Field(min_length=1), BeforeValidator(_parts)]
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(allow_inf_nan=False, extra="forbid"))
 class Recipe:
-    """A complete training set-up; every field is commented with unit or meaning."""
+    """A training set-up; comments of fields are what `dynamiccl-train list` shows."""
 
     name: str
     summary: str
     #: The file that it comes from, when it is not one of ours.
     source: str = ""
-    #: d3rlpy algorithm: DoubleDQN, DiscreteCQL or DiscreteBC; or GaussianProcess, A3C or IMPALA.
+    #: d3rlpy's DoubleDQN, DiscreteCQL or DiscreteBC; or GaussianProcess, A3C or IMPALA.
     algorithm: str
     #: How the window is read: mlp (as it is), lstm, gru or cnn.
     window_encoder: str = "mlp"
@@ -56,19 +49,17 @@ class Recipe:
     #: Whether actions are inputs of the head, with NCCL's own costs, and not an output each. Only
     #: where the data hold costs; of actors always.
     action_inputs: bool = False
-    #: Share of the rows of a batch whose costs are hidden, so that a head with actions as inputs
-    #: learns to do without.
+    #: Share of a batch whose costs are hidden, so that a head learns to do without.
     cost_dropout: Share = 0.1
-    #: Discount of the next call of the task key; of static sweeps there is none.
+    #: Discount of the next call of the task key; 0 in static sweeps.
     gamma: Share = 0.0
-    #: Calls whose rewards are summed before the value of what follows is asked; 1 where gamma is 0.
+    #: Calls whose rewards are summed before a value is asked; 1 where gamma is 0.
     num_steps: Annotated[int, Field(ge=1, le=100)] = 1
-    #: Calls of jobs are rewarded by the mean over at most so many calls from them on that took the
-    #: same action: a decision stays in force, and a change of config costs once. It takes the place
-    #: of looking ahead, so only where gamma is 0.
+    #: Reward calls of jobs by the mean over at most so many calls from them on under the same
+    #: action: a change of config costs once. In place of looking ahead, so only where gamma is 0.
     held_calls: Annotated[int, Field(ge=1, le=10_000)] = 1
-    #: What a change of config costs a call beside its time, in units of NCCL's default; and each
-    #: unit of the interference level (0.5: it took half as long again), which a Trigger tells.
+    #: Costs beside a call's time, in units of NCCL's default: of a change of config, and of each
+    #: unit of a Trigger's interference level (0.5: it took half as long again).
     lambda_switch: Weight = 0.0
     lambda_congestion: Weight = 0.0
     #: Weight of CQL's conservative loss.
@@ -78,67 +69,64 @@ class Recipe:
     entropy_end: Weight = 0.0
     #: At the first gradient step; it falls to 0 along a cosine.
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
-    #: Steps (of calls, and of sweeps) in a batch.
+    #: Steps of calls and sweeps in a batch.
     batch_size: Annotated[int, Field(ge=2, le=1 << 16)] = 256
-    #: Whether half of every batch comes from the calls of jobs, where the data set holds any.
+    #: Whether half of a batch are calls of jobs, where there are any.
     use_calls: bool = True
-    #: Run directory of a Trigger, or its file: it tells the policy the interference of calls, in
-    #: training and where it is deployed; empty = unknown.
+    #: Run directory or file of a Trigger, which tells the policy the interference of calls, in
+    #: training and deployed; empty = unknown.
     trigger: str = ""
     #: Gradient steps in all, and between two looks at the validation bins.
     steps: Steps = 4_000
     steps_per_epoch: Steps = 200
-    #: Units of each layer of the MLP that reads window and context together.
+    #: Units of each layer of the MLP over window and context.
     hidden_sizes: Listed[Annotated[int, Field(ge=1, le=1 << 14)]] = (128, 128)
-    #: Units of an LSTM whose state lives as long as the job (networks.py), of algorithms that
-    #: play in the simulator; 0 = none.
+    #: Units of an LSTM with a state as old as the job, for algorithms that play; 0 = none.
     state_units: Annotated[int, Field(ge=0, le=1 << 12)] = 0
-    #: Networks trained side by side; what they differ by tells how sure they are.
+    #: Networks side by side; what they differ by tells how sure they are.
     num_members: Annotated[int, Field(ge=1, le=100)] = 3
-    #: How strongly rare (system, collective) groups are sampled more often: 0 = as they come,
-    #: 1 = every group equally often.
+    #: How strongly rare (system, collective) groups are favoured: 1 = all equally often.
     balance: Share = 1.0
-    #: Decay a step of the running average of the weights, which is validated and exported: single
-    #: weights swing by more than the configs differ.
+    #: Decay a step of the averaged weights that are validated and exported: single weights swing by
+    #: more than the configs differ.
     average_decay: Annotated[float, Field(ge=0, lt=1)] = 0.995
-    #: Validation regrets (fractions) that differ by less count as equal; the later checkpoint wins.
+    #: Validation regrets (fractions) that count as equal; the later checkpoint wins.
     checkpoint_tolerance: Share = 0.002
-    #: Gradient steps between two copies of the weights to the target network.
+    #: Gradient steps between updates of the target network.
     target_update_interval: Steps = 500
-    #: Margins in log time to choose from on validation: a config must be predicted to gain this
-    #: much, else the policy abstains.
+    #: Margins in log time to choose from on validation: a smaller predicted gain abstains.
     abstain_margins: Listed[Share] = (0.02, 0.03, 0.05)
     #: Whether every member has to gain more than margin and noise band, or their mean the margin.
     unanimous: bool = True
-    #: The margin where there are calls to go by: the mean of the members has to gain this much.
+    #: The margin, for the mean of the members, where there are calls to go by.
     warm_margin: Share = 0.02
-    #: What is held out for validation and test (datasets/splits.py): octaves of sizes, whole group
-    #: shapes (shape), systems or runs; shape:1 is the next turn of shapes, after shape:0.
+    #: What is held out for validation and test: octaves of sizes, whole group shapes (shape),
+    #: systems or runs; shape:1 is the next turn of shapes, after shape:0.
     split: str = "size"
-    #: Of a Gaussian process: the share of the sizes at which it acts that may be slower than NCCL's
-    #: own choice, in worlds like those drawn.
+    #: Of a Gaussian process: the share of sizes at which it acts that may be slower than NCCL's own
+    #: choice, in worlds like those drawn.
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.01
-    #: Above which interference level a Gaussian process takes what is best where calls take 1.5
-    #: times as long, and below it what is best in quiet; 0: it goes by the level itself.
+    #: The interference level above which a Gaussian process takes what is best where calls take 1.5
+    #: times as long, else what is best in quiet; 0: it goes by the level itself.
     level_threshold: Weight = 0.0
-    #: Where actors play (train/online/), by commas; how many there are, one a place
-    #: at least; jobs of each, and rounds of an episode. `steps` are updates, of `num_steps` rounds.
+    #: Places of actors, by commas; actors, one a place at least; jobs of each; rounds of an
+    #: episode. `steps` are updates, of `num_steps` rounds.
     places: str = ""
     actors: Annotated[int, Field(ge=1, le=1024)] = 2
     jobs: Annotated[int, Field(ge=1, le=1024)] = 8
     episode_rounds: Annotated[int, Field(ge=1, le=10**6)] = 50
-    #: The latest decisions about a key that the critic sees, those not in force yet among them.
+    #: The latest decisions about a key that the critic sees, pending ones too.
     seen_decisions: Annotated[int, Field(ge=0, le=64)] = 4
-    #: How much their episodes differ: slowdowns and dwell times by a factor of so much at most;
-    #: times of each algorithm and protocol by so much, as ln.
+    #: How much their episodes differ: factor on slowdowns and dwell times at most; spread of ln
+    #: times of each algorithm and protocol.
     vary: Annotated[float, Field(ge=1, le=100)] = 1.4
     vary_times: Annotated[float, Field(ge=0, le=2)] = 0.05
     #: IMPALA's bounds of rho and c in V-trace (Espeholt et al. 2018, section 4.1).
     rho_most: Bound = 1.0
     c_most: Bound = 1.0
-    #: Decisions of a job from one that is left to NCCL to the next, with `state_units`: a config
-    #: that feels no interference tells nothing of its end. Actors draw one of these for each job,
-    #: and the fastest in validation is exported; 0 = never.
+    #: Decisions of a job, with `state_units`, from one left to NCCL to the next: a config that
+    #: feels no interference tells nothing of its end. Actors draw one for each job, and the fastest
+    #: in validation is exported; 0 = never.
     probe_every: Listed[Annotated[int, Field(ge=0, le=10**6)]] = (0,)
 
     @model_validator(mode="wrap")
@@ -161,7 +149,6 @@ class Recipe:
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        """Raise UserError for settings that exclude each other, UnknownName for a split."""
         split_by(self.split)
         reason = next((why for is_wrong, why in self._conflicts() if is_wrong), None)
         if reason is not None:
@@ -169,7 +156,6 @@ class Recipe:
         return self
 
     def _conflicts(self) -> list[tuple[bool, str]]:
-        """Whether settings exclude each other, and what to do then."""
         probes, algorithm = setting_text(self.probe_every), f"{self.name}'s is {self.algorithm}"
         return [
             (
@@ -222,18 +208,15 @@ def setting_text(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-#: What a recipe is, and not a setting of it.
 _FIXED: Final = ("name", "summary", "source", "algorithm")
 
 
-#: A belief over configs; not RL.
 _GAUSSIAN_PROCESS: Final = Recipe(
     name="gaussian-process",
     summary="Gaussian process over NCCL's own costs: for tables of quiet systems",
     algorithm="GaussianProcess",
     use_calls=False,
 )
-#: Asynchronous advantage actor-critic (Mnih et al. 2016), in the simulator.
 _A3C: Final = Recipe(
     name="a3c",
     summary="A3C: actors that play in simulated worlds, one policy",
@@ -243,9 +226,9 @@ _A3C: Final = Recipe(
     # Rounds of 28 ms, and states that last for seconds.
     gamma=0.9,
     num_steps=20,
-    # Longer than states last, so that first uses of algorithms are the few that they are.
+    # Longer than states, so that first uses of algorithms stay few.
     episode_rounds=400,
-    # An LSTM takes as long for 32 jobs as for 8: most of it is the way from key to key.
+    # An LSTM takes as long for 32 jobs as for 8.
     jobs=32,
     learning_rate=0.004,
     average_decay=0.98,
@@ -257,7 +240,7 @@ _A3C: Final = Recipe(
     abstain_margins=(0.0, 0.2, 0.5, 1.0),
     warm_margin=0.0,
 )
-#: As a3c, with a state that lives as long as a job (Mnih et al. 2016, section 5.6).
+#: Mnih et al. 2016, section 5.6.
 _A3C_LSTM: Final = replace(
     _A3C,
     name="a3c-lstm",
@@ -266,14 +249,13 @@ _A3C_LSTM: Final = replace(
     probe_every=(0, 24, 48, 96),
 )
 _OURS: Final = (
-    # Double DQN with a dueling head, feed-forward over the flattened window.
     Recipe(
         name="ddqn-dueling",
         summary="double DQN, dueling head in log time beside NCCL's own costs, MLP over the window",
         algorithm="DoubleDQN",
         action_inputs=True,
     ),
-    # Recurrent double DQN (Hausknecht and Stone 2015) over the window of calls.
+    # Hausknecht and Stone 2015.
     Recipe(
         name="drqn-lstm",
         summary="recurrent double DQN: LSTM over the window, dueling, 3-step returns",
@@ -283,7 +265,7 @@ _OURS: Final = (
         num_steps=3,
         entropy_start=0.01,
     ),
-    # Conservative Q-learning (Kumar et al. 2020), for logs of exploration.
+    # Kumar et al. 2020.
     Recipe(
         name="cql",
         summary="conservative Q-learning, dueling, MLP: for adaptive or deployed logs",
@@ -293,7 +275,6 @@ _OURS: Final = (
         num_steps=3,
         entropy_start=0.01,
     ),
-    # Behaviour cloning: the most frequent action of the data, as an offline baseline.
     Recipe(
         name="bc",
         summary="behaviour cloning: the action that the data took most; a baseline",
@@ -301,7 +282,6 @@ _OURS: Final = (
         num_members=1,
     ),
     _GAUSSIAN_PROCESS,
-    # The manual approach to interference: two tables and a threshold.
     replace(
         _GAUSSIAN_PROCESS,
         name="threshold-rule",
@@ -310,7 +290,7 @@ _OURS: Final = (
     ),
     _A3C,
     _A3C_LSTM,
-    # IMPALA (Espeholt et al. 2018), as in mvfst-rl (Sivakumar et al. 2019).
+    # Espeholt et al. 2018, as in mvfst-rl (Sivakumar et al. 2019).
     replace(
         _A3C_LSTM,
         name="impala-lstm",
@@ -322,11 +302,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {each.name: each for each in _OURS}
 
 
 def make_recipe(name: str, settings: Sequence[str] = ()) -> Recipe:
-    """The recipe called `name`, with `key=value` settings applied.
-
-    Raises UnknownName (recipe or key, with the choices) and UserError (a value of the wrong type or
-    out of its bounds, or two that exclude each other).
-    """
+    """The recipe called `name`, with `key=value` settings; raises UnknownName and UserError."""
     if name not in RECIPES and not name.endswith(".py"):
         raise UnknownName("recipe", name, [*RECIPES, "FILE.py"])
     recipe = RECIPES[name] if name in RECIPES else recipe_of_file(Path(name))
@@ -348,7 +324,7 @@ def settable() -> list[str]:
 
 
 def setting_meanings() -> dict[str, str]:
-    """Setting -> its meaning: the comment above it, which may be above several."""
+    """Setting -> the comment above it, which may be above several."""
     found: dict[str, str] = {}
     comment: list[str] = []
     is_over = False
@@ -361,10 +337,7 @@ def setting_meanings() -> dict[str, str]:
 
 
 def recipe_of_file(path: Path) -> Recipe:
-    """The recipe that a Python file's function `recipe` returns; the file is run.
-
-    Raises MissingPath, and UserError for a file that fails or has no such function.
-    """
+    """What a Python file's function `recipe` returns; raises MissingPath and UserError."""
     if not path.is_file():
         raise MissingPath("recipe", path, "give the name of a recipe, or a Python file with one")
     spec = importlib.util.spec_from_file_location(f"dynamiccl_recipe_{path.stem}", path)

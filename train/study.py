@@ -1,13 +1,9 @@
-"""Studies: recipes x settings x seeds; one parent run in MLflow, a child run for each training.
+"""Studies: recipes x settings x seeds; a parent run in MLflow, a child run for each training.
 
-The queue is Optuna's journal: a file beside the parent's artifacts to which several hosts may
-append, on NFS too (SQLite's locks fail there). Workers are alike, here and in batch jobs: one takes
-a trial and trains it, until all are over. When one dies its heartbeat stops, its trial is queued
-again, and another worker goes on from its last epoch.
-
-All trials are in the queue from the beginning. A grid's is a setting and a seed (GridSampler would
-give two workers the same one); a search's is a setting that TPE chooses when a worker takes it,
-with all its seeds.
+The queue is Optuna's journal, a file that several hosts may append to, on NFS too (SQLite's locks
+fail there). When a worker's heartbeat stops, its trial is queued again, and goes on from its last
+epoch. All trials are queued at the beginning, a grid's with one seed each (GridSampler would give
+two workers the same one); a search's setting is chosen by TPE when it is taken.
 """
 
 import itertools
@@ -37,18 +33,15 @@ from dynamiccl.train.fit import FitSummary, fit, resume
 from dynamiccl.train.recipe import Recipe, make_recipe
 
 JOURNAL_NAME: Final = "optuna.journal"
-#: Seconds from one beat of a worker to the next; those after which a trial without is another's.
+#: Seconds between heartbeats, and until a trial without one is another worker's.
 BEAT_S = 20
 STALE_S = 120.0
-#: Seconds from one look to the next of a worker that waits for the last trials of others.
 _PAUSE_S: Final = 1.0
-#: How often a trial is given to another worker after its own died.
 _RETRIES: Final = 3
 _TRIAL_TAG: Final = "dynamiccl.trial"
-#: The parameter that chooses between recipes; no setting has this name.
+#: No setting has this name.
 _RECIPE: Final = "recipe"
 
-#: What was chosen: numbers, and choices as they were written.
 Value = float | int | str
 Chosen = Mapping[str, Value]
 Distribution = CategoricalDistribution | FloatDistribution | IntDistribution
@@ -61,17 +54,15 @@ class Plan:
     data: str
     experiment: str
     recipes: Sequence[str]
-    #: `key=value` for all trials.
     settings: Sequence[str]
-    #: What is varied: `key=value,value`, of a search also `key=low:high` and `key=low:high:log`.
+    #: `key=value,value`, of a search also `key=low:high` and `key=low:high:log`.
     axes: Sequence[str]
-    #: Trainings of each setting.
     seeds: int
-    #: Settings that a search tries; 0: all combinations are tried, as a grid.
+    #: Settings that a search tries; 0: a grid.
     count: int = 0
 
     def recipe_of(self, chosen: Chosen) -> Recipe:
-        """The recipe with the chosen settings, lists joined with `+`; raises as `make_recipe`."""
+        """The recipe with chosen settings, lists joined with `+`; raises as `make_recipe`."""
         texts = [
             f"{key}={value.replace('+', ',') if isinstance(value, str) else value}"
             for key, value in chosen.items()
@@ -80,7 +71,7 @@ class Plan:
         return make_recipe(str(chosen.get(_RECIPE, self.recipes[0])), [*self.settings, *texts])
 
     def setting_of(self, chosen: Chosen) -> str:
-        """What is varied, as text, e.g. `cql learning_rate=0.001`; alike for all seeds."""
+        """What is varied, e.g. `cql learning_rate=0.001`; alike for all seeds."""
         shown = [f"{key}={value}" for key, value in chosen.items() if key != _RECIPE]
         return " ".join([self.recipe_of(chosen).name, *shown])
 
@@ -92,7 +83,7 @@ class Plan:
             yield dict(zip(found, map(str, values), strict=True))
 
     def distributions(self) -> dict[str, Distribution]:
-        """What Optuna chooses from, by setting; raises UserError and UnknownName."""
+        """Optuna's choices by setting; raises UserError and UnknownName."""
         found: dict[str, Distribution] = {}
         if len(self.recipes) > 1:
             found[_RECIPE] = CategoricalDistribution(self.recipes)
@@ -116,7 +107,7 @@ class Plan:
         given, fix = f"--grid {key}={values}", "write key=low:high or key=low:high:log"
         if scale not in ([], ["log"]):
             raise UserError(f"{given}: '{':'.join(scale)}' is no scale; {fix}")
-        # Its error names a key that no recipe has, and a bound of the wrong type.
+        # Raises for a key that no recipe has, and a bound of the wrong type.
         least, most = [getattr(self.recipe_of({key: end}), key) for end in (low, high)]
         if any(isinstance(bound, bool | str | tuple) for bound in (least, most)):
             raise UserError(f"{given}: {key} is no number; give its values as {key}=value,value")
@@ -128,16 +119,13 @@ class Plan:
 
 
 def checked(plan: Plan) -> Plan:
-    """The plan, with whole paths: workers may run in other directories.
-
-    Raises as `make_recipe`, and UserError for values that cannot be tried.
-    """
+    """The plan with whole paths; raises as `make_recipe`, and UserError for values."""
     names = [make_recipe(name, plan.settings).source or name for name in plan.recipes]
     plan = replace(plan, data=str(Path(plan.data).resolve()), recipes=names)
     found = plan.distributions()
     if plan.count and not found:
         raise UserError("--optuna needs something to search: give --grid, or several --recipe")
-    # A search for more settings than there are tries all of them, as a grid does; a range has more.
+    # A search for more settings than there are is a grid.
     sizes = [len(getattr(each, "choices", range(plan.count + 1))) for each in found.values()]
     plan = replace(plan, count=plan.count if plan.count < math.prod(sizes) else 0)
     alone = ({k: str(v)} for k, d in found.items() for v in getattr(d, "choices", ()))
@@ -147,20 +135,18 @@ def checked(plan: Plan) -> Plan:
 
 
 class _File(JournalFileBackend):
-    """The journal's file; an interrupt while its lock is held would leave others out."""
+    """An interrupt while its lock is held would leave others out."""
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append, and only then be interrupted."""
         with tracking.uninterrupted():
             super().append_logs(logs)
 
 
 class _Journal(JournalStorage, BaseHeartbeat):
-    """Optuna's journal with the heartbeat that its databases have, by the clocks of the hosts."""
+    """Optuna's journal with the heartbeat of its databases, by the hosts' clocks."""
 
     def record_heartbeat(self, trial_id: int) -> None:
-        """Write that a trial's worker lives."""
-        # Another took it over, or the lock was lost, or NFS failed: the next beat comes.
+        # Another took it over, the lock was lost, or NFS failed: the next beat comes.
         with suppress(UpdateFinishedTrialError, RuntimeError, OSError):
             self.set_trial_system_attr(trial_id, "heartbeat", time.time())
 
@@ -169,11 +155,9 @@ class _Journal(JournalStorage, BaseHeartbeat):
         return [trial._trial_id for trial in running if time.time() - _last_beat(trial) > STALE_S]
 
     def get_heartbeat_interval(self) -> int:
-        """Seconds from one beat to the next."""
         return BEAT_S
 
     def get_heartbeat_stale_trial_callback(self) -> Callable[[optuna.Study, FrozenTrial], None]:
-        """What queues a trial again whose worker is dead."""
         return _queue_after_death
 
 
@@ -183,7 +167,7 @@ def _last_beat(trial: FrozenTrial) -> float:
 
 
 def _queue_again(study: optuna.Study, trial: FrozenTrial, deaths: int) -> None:
-    """Queue a trial again as it was; `deaths`: of how many of its workers it has been told."""
+    """Queue a trial again, of which `deaths` workers have died."""
     told = {"failed_trial": _number(trial), "deaths": deaths}
     again = optuna.create_trial(
         state=TrialState.WAITING,
@@ -205,7 +189,7 @@ def _queue_after_death(study: optuna.Study, trial: FrozenTrial) -> None:
 
 
 def begin_study(plan: Plan, tracking_uri: str) -> optuna.Study:
-    """Create the parent run and the queue, which is called by the run's id."""
+    """Create the parent run and the queue, named by the run's id."""
     seeds = list(range(plan.seeds))
     queue: list[tuple[Chosen, list[int]]] = [({}, seeds)] * plan.count
     if not queue:
@@ -225,7 +209,7 @@ def begin_study(plan: Plan, tracking_uri: str) -> optuna.Study:
 
 
 def open_study(run_id: str, tracking_uri: str) -> optuna.Study:
-    """The queue of a parent run; raises MissingPath when the run is none, and UserError."""
+    """The queue of a parent run; raises MissingPath and UserError."""
     run = tracking.reopen_run(tracking_uri, run_id)
     path = run.kept_folder / JOURNAL_NAME
     if not path.is_file():
@@ -244,18 +228,18 @@ def plan_of(study: optuna.Study) -> Plan:
 
 
 def latest_trials(study: optuna.Study) -> dict[int, FrozenTrial]:
-    """The trials by number, in place of each that was queued again its last try."""
+    """The latest try of each trial, by number."""
     queued = [trial for trial in study.get_trials(deepcopy=False) if "seeds" in trial.user_attrs]
     return {_number(trial): trial for trial in queued}
 
 
 def _number(trial: FrozenTrial) -> int:
-    """The number of a trial; of one that was queued again, the first one's."""
+    """The number of a trial's first try."""
     return int(trial.system_attrs.get("failed_trial", trial.number))
 
 
 def retry_failed(study: optuna.Study) -> None:
-    """Queue the trials again that failed, for example since data were missing."""
+    """Queue failed trials again."""
     for trial in latest_trials(study).values():
         if trial.state is TrialState.FAIL:
             _queue_again(study, trial, deaths=0)
@@ -264,10 +248,10 @@ def retry_failed(study: optuna.Study) -> None:
 def work(
     study: optuna.Study, tracking_uri: str, is_stopped: Callable[[], bool] = lambda: False
 ) -> Iterator[tuple[str, bool]]:
-    """Run trials until all of the study are over, also those of workers that die meanwhile.
+    """Run trials until all are over, also those of workers that die meanwhile.
 
-    Yields a line about each training, and whether it failed, which stops no other. Raises
-    KeyboardInterrupt after an epoch where `is_stopped`: a library may have swallowed the signal's.
+    Yields lines, and whether they are of failures. Raises KeyboardInterrupt where `is_stopped`: a
+    library may have swallowed the signal's.
     """
     worker = _Worker(study, tracking_uri, is_stopped)
     while True:
@@ -277,7 +261,7 @@ def work(
             optuna.storages.fail_stale_trials(study)
         states = {trial.state for trial in latest_trials(study).values()}
         if TrialState.WAITING in states:
-            # ValueError: another worker took the trial over, while this one was suspended.
+            # ValueError: another worker took it over while this one was suspended.
             try:
                 with suppress(ValueError):
                     study.optimize(worker.try_one, n_trials=1, catch=(Exception,))
@@ -293,8 +277,6 @@ def work(
 
 
 class _Worker:
-    """What a process does with the trials that it takes."""
-
     def __init__(
         self,
         study: optuna.Study,
@@ -305,17 +287,15 @@ class _Worker:
         self._is_stopped = is_stopped
         #: Lines, and whether they are of failures.
         self.told: list[tuple[str, bool]] = []
-        #: The number of the trial that it works on; None: it is over, and not to be given back.
         self._taken: int | None = None
 
     def give_back(self) -> None:
-        """Queue the trial again that it was interrupted in, which counts as failed by now."""
         if self._taken is not None:
             trial = self._study.trials[self._taken]
             _queue_again(self._study, trial, _deaths(trial))
 
     def _stay(self, *_: object) -> None:
-        """Raise where this worker is to stop, or another has the trial now, for want of a beat."""
+        """Raise where this worker is to stop, or has lost the trial for want of a beat."""
         assert self._taken is not None
         if self._is_stopped():
             raise KeyboardInterrupt
@@ -327,14 +307,14 @@ class _Worker:
             )
 
     def try_one(self, trial: optuna.Trial) -> float:
-        """Train a trial's setting with its seeds; returns their mean validation regret."""
+        """Train a trial's setting with its seeds; their mean validation regret."""
         known = self._study.get_trials(deepcopy=False)[trial.number]
         if "seeds" not in known.user_attrs:
             return math.nan  # fails: another worker took the last one, and Optuna made a new one
         self._taken = trial.number
         number, runs, name = _number(known), list[FitSummary](), f"trial {_number(known)}"
         try:
-            # Seeded by number, so that a search that was killed goes on as it would have.
+            # By number, so that a killed search goes on as it would have.
             self._study.sampler = optuna.samplers.TPESampler(seed=number, constant_liar=True)
             axes = self._plan.distributions().items()
             chosen = {key: _suggest(trial, key, each) for key, each in axes}
@@ -357,7 +337,7 @@ class _Worker:
         return float(np.mean([run.validation_regret for run in runs]))
 
     def _train(self, recipe: Recipe, seed: int, tags: Mapping[str, str]) -> FitSummary:
-        """Train as a child run, unless there is one, or go on with the one that a worker left."""
+        """Train as a child run, or take or go on with the one that there is."""
         data = Path(self._plan.data)
         for child in tracking.children(self._uri, self._study.study_name):
             run_id, told = child.info.run_id, child.data.tags
@@ -367,7 +347,7 @@ class _Worker:
             done = tracking.read_summary(self._uri, run_id)
             if done is not None:
                 return FitSummary(**done)
-            # Killed before its first epoch, or two wrote at once: nothing to go on from.
+            # Killed before its first epoch, or two wrote at once.
             if told[_TRIAL_TAG] == tags[_TRIAL_TAG]:
                 with suppress(MissingPath, CorruptFile):
                     return resume(data, run_id, tracking_uri=self._uri, progress=self._stay)
@@ -423,7 +403,7 @@ class StudySummary:
 
 
 def summarise_study(study: optuna.Study) -> tuple[StudySummary, list[str]]:
-    """The results by setting over the trainings that are done, and errors of trials that failed."""
+    """Results by setting of trainings that are done, and errors of failed trials."""
     trials = latest_trials(study).values()
     found: dict[str, dict[int, FitSummary]] = {}
     for trial in trials:
@@ -446,9 +426,9 @@ def summarise_study(study: optuna.Study) -> tuple[StudySummary, list[str]]:
 
 
 def end_study(study: optuna.Study, tracking_uri: str) -> tuple[StudySummary, list[str]]:
-    """As `summarise_study`; once no trial runs or waits, the parent run has it and ends.
+    """As `summarise_study`; once all trials are over, the parent run ends.
 
-    It fails while a training is missing. The best run of the best setting becomes the candidate.
+    It fails while a training is missing. The best setting's best run becomes the candidate.
     """
     summary, failures = summarise_study(study)
     if not all(trial.state.is_finished() for trial in latest_trials(study).values()):
@@ -466,7 +446,7 @@ def end_study(study: optuna.Study, tracking_uri: str) -> tuple[StudySummary, lis
 
 
 def student_interval(values: npt.ArrayLike) -> tuple[float, float] | tuple[None, None]:
-    """Student's 95 % interval of the mean of some replicates; None of fewer than two."""
+    """Student's 95 % interval of a mean; None of fewer than two."""
     drawn = np.asarray(values, dtype=np.float64)
     if len(drawn) < 2:
         return None, None

@@ -1,13 +1,9 @@
-"""MLflow: runs, what its pages show of them, the model registry, and who is its champion.
+"""MLflow: runs, what its pages show of them, and the model registry; imported here alone.
 
-The only place that imports it. Metrics are logged once an epoch: a call costs tens of milliseconds.
+Metrics are logged once an epoch: a call costs tens of milliseconds. MLflow 3.17 opens an experiment
+on its GenAI overview, where training runs show nothing, but for `workflowType` in the address.
 
-MLflow 3.17 opens an experiment on its GenAI overview, where training runs show nothing;
-`workflowType` in the address says otherwise (`ui_hint`). The tag `mlflow.experimentKind` is for
-releases whose pages go by the experiment.
-
-A candidate is what was trained last; a champion is what a gate let through. So its version is not
-the run's own policy but the gate's copy, whose manifest holds it back where nothing was shown.
+A champion is the gate's copy of a policy, whose manifest holds it back where nothing was shown.
 """
 
 import json
@@ -48,7 +44,6 @@ from dynamiccl.datasets.store import file_sha256, git_commit
 from dynamiccl.errors import MachineError, MissingPath, UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI, SUMMARY_NAME
 
-#: Key of the saved view in the tag's name and in addresses.
 VIEW_KEY: Final = "dynamiccl"
 _STATE: Final = {
     "orderByKey": "metrics.`best_validation_regret`",
@@ -62,9 +57,8 @@ _STATE: Final = {
         "attributes.`Dataset`",
     ],
 }
-#: What the UI writes by *Views*, *Save as new view*: the state is JSON within JSON.
+#: As the UI saves a view: the state is JSON within JSON.
 _VIEW: Final = {"name": "Validation regret", "createdAt": 0, "state": json.dumps(_STATE)}
-#: Tags of an experiment, which MLflow's pages read.
 EXPERIMENT_TAGS: Final = {
     "mlflow.experimentKind": "custom_model_development",
     "mlflow.experiment.primaryMetric.name": "best_validation_regret",
@@ -72,17 +66,12 @@ EXPERIMENT_TAGS: Final = {
     f"mlflow.sharedViewState.{VIEW_KEY}": json.dumps(_VIEW),
 }
 _RUNS_PAGE: Final = f"workflowType=machine_learning&viewStateShareKey={VIEW_KEY}"
-#: Of a child: the id of its parent.
 PARENT_TAG: Final = MLFLOW_PARENT_RUN_ID
-#: MLflow takes at most 36 characters of a data set's digest.
+#: Of a data set; MLflow takes at most 36 characters.
 _DIGEST_DIGITS: Final = 12
-#: Runs that MLflow gives at once.
 _MOST_RUNS: Final = 50_000
-#: The registered model whose versions are policies.
 MODEL_NAME: Final = "dynamiccl"
-#: Alias of the version that was trained last.
 CANDIDATE: Final = "candidate"
-#: Alias of the version that jobs are to run under (`promote`).
 CHAMPION: Final = "champion"
 _SERVERS: Final = ("http://", "https://")
 NO_TAGS: Final[Mapping[str, str]] = MappingProxyType({})
@@ -99,7 +88,7 @@ def database_of(tracking_uri: str) -> Path | None:
 
 
 def absolute_uri(tracking_uri: str) -> str:
-    """The URI with an absolute path, for processes with another working directory."""
+    """The URI with an absolute path, for other working directories."""
     database = database_of(tracking_uri)
     if database is not None:
         return f"{tracking_uri.partition(':///')[0]}:///{database.absolute()}"
@@ -118,7 +107,6 @@ def check_there(tracking_uri: str, named: str) -> None:
 
 
 def _is_elsewhere(named: str) -> bool:
-    """Whether it names files elsewhere (`s3://...`), which are not looked up in a store."""
     kind, found, _ = named.partition(":/")
     return bool(found) and kind not in {"runs", "models"}
 
@@ -130,7 +118,6 @@ def _check_writable(tracking_uri: str) -> None:
         return
     if not path.parent.is_dir():
         raise MissingPath("directory", path.parent, f"make it, for the MLflow store {path}")
-    # SQLite writes its journal beside the file.
     for each in (path.parent, *([path] if path.exists() else [])):
         if not os.access(each, os.W_OK):
             raise MachineError(
@@ -141,10 +128,7 @@ def _check_writable(tracking_uri: str) -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay SIGINT until the block ends.
-
-    An interrupted transaction leaves MLflow's store locked.
-    """
+    """Delay SIGINT to the block's end: an interrupted transaction leaves the store locked."""
     if threading.current_thread() is not threading.main_thread():
         yield  # it gets no signals
         return
@@ -159,8 +143,6 @@ def uninterrupted() -> Iterator[None]:
 
 
 class _Shielded:
-    """MLflow's client, each of whose calls comes to its end before an interrupt is felt."""
-
     def __init__(self, client: MlflowClient) -> None:
         self._client = client
 
@@ -170,7 +152,7 @@ class _Shielded:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One tracked run: what all runs log alike."""
+    """One tracked run."""
 
     _client: Any
     run_id: str
@@ -178,28 +160,28 @@ class Run:
 
     @property
     def directory(self) -> Path | None:
-        """The artifacts as a local folder; None when the store is elsewhere."""
+        """The artifacts as a local folder; None for a store elsewhere."""
         parsed = urlparse(self.artifact_uri)
         return Path(unquote(parsed.path)) if parsed.scheme in {"", "file"} else None
 
     @property
     def kept_folder(self) -> Path:
-        """For what is not over yet: its local artifacts, else the user's state folder."""
+        """For what is not over: local artifacts, else the user's state folder."""
         #   XDG_STATE_HOME  keeps what `--resume` and `--join` need of runs on an MLflow server.
         #                   Default: ~/.local/state.
         home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         return self.directory or home / "dynamiccl" / self.run_id
 
     def begin(self, data_dir: Path, digest: str, params: Mapping[str, Any], text: str) -> None:
-        """Log what every run begins with: its settings, its data, code and host, what it is."""
+        """Log a run's settings, data, code, host and description."""
         self.log(params={**params, "data": data_dir}, text=text)
         self.log_data(str(data_dir), digest)
-        # Last of all: a run that has no `data_hash` was cut off before.
+        # Last: a run without `data_hash` was cut off before.
         host = socket.gethostname()
         self.log(tags={"data_hash": digest, "git_commit": git_commit(), "host": host})
 
     def finish(self, summary: Any, scratch: Path | None = None) -> None:
-        """Log what `scratch` holds, and last of all the summary: who finds it finds the rest."""
+        """Log what `scratch` holds, and last of all the summary."""
         if scratch is not None:
             self.log_folder(scratch)
         self._client.log_text(self.run_id, json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
@@ -213,7 +195,7 @@ class Run:
         tags: Mapping[str, str] = NO_TAGS,
         text: str = "",
     ) -> None:
-        """Log metrics of a step, parameters, tags, and the description that MLflow shows."""
+        """Log metrics of a step, parameters, tags, and MLflow's description."""
         now = int(time.time() * 1000)
         told = {**tags, "mlflow.note.content": text} if text else tags
         self._client.log_batch(
@@ -224,7 +206,7 @@ class Run:
         )
 
     def log_data(self, folder: str, digest: str) -> None:
-        """Log a data directory as MLflow's data set: name and hash."""
+        """Log a data directory as MLflow's data set."""
         place = Path(folder).resolve()
         entity = Dataset(
             name=place.name or folder,
@@ -233,15 +215,14 @@ class Run:
             source=json.dumps({"uri": str(place)}),
         )
         inputs = [DatasetInput(entity, tags=[InputTag("mlflow.data.context", "training")])]
-        # MLflow 3 looks for the data set and then inserts it: another trial of the study may have
-        # come between (UNIQUE constraint). Then it is there; another error comes again.
+        # MLflow 3 looks and then inserts; another trial may come between (UNIQUE constraint).
         with suppress(MlflowException):
             self._client.log_inputs(self.run_id, inputs)
             return
         self._client.log_inputs(self.run_id, inputs)
 
     def log_folder(self, folder: Path, name: str | None = None) -> None:
-        """Copy what a folder holds into the run's artifacts, or into folder `name` of them."""
+        """Copy a folder into the run's artifacts, or into folder `name` of them."""
         self._client.log_artifacts(self.run_id, str(folder), name)
 
     def end(self, *, finished: bool) -> None:
@@ -250,7 +231,7 @@ class Run:
 
     @property
     def data(self) -> RunData:
-        """Its parameters and tags, and the latest of its metrics."""
+        """Parameters and tags, and the latest metrics."""
         return self._client.get_run(self.run_id).data
 
     def steps(self, metric: str) -> set[int]:
@@ -259,13 +240,12 @@ class Run:
 
 
 def _find_or_create(client: Any, tracking_uri: str, name: str) -> str:
-    """The id of the experiment `name`, which is made if need be; sets the tags that it lacks."""
     found = client.get_experiment_by_name(name)
     if found is not None:
         for key in EXPERIMENT_TAGS.keys() - found.tags.keys():  # made by hand
             client.set_experiment_tag(found.experiment_id, key, EXPERIMENT_TAGS[key])
         return str(found.experiment_id)
-    # Beside the database, wherever the command was started: runs and their files stay together.
+    # Beside the database, wherever the command was started.
     database = database_of(tracking_uri)
     root = None if database is None else (database.resolve().parent / "mlruns").as_uri()
     made = client.create_experiment(name, artifact_location=root, tags=EXPERIMENT_TAGS)
@@ -275,18 +255,17 @@ def _find_or_create(client: Any, tracking_uri: str, name: str) -> str:
 def open_run(
     tracking_uri: str, experiment: str, run_name: str, tags: Mapping[str, str] = NO_TAGS
 ) -> Run:
-    """Start a run that somebody ends later; raises UserError when the URI cannot be used."""
+    """Start a run that somebody ends later; UserError when the URI cannot be used."""
     _check_writable(tracking_uri)
     with _store(tracking_uri) as client:
         experiment_id = _find_or_create(client, tracking_uri, experiment)
-        # MLflow's own tell the program, the user and the commit of a working directory.
         all_tags = resolve_tags(dict(tags))
         run = client.create_run(experiment_id, run_name=run_name, tags=all_tags)
     return Run(client, run.info.run_id, run.info.artifact_uri)
 
 
 def reopen_run(tracking_uri: str, run_id: str) -> Run:
-    """A run that was started; raises UserError when the store does not hold it."""
+    """A run that was started; UserError when the store does not hold it."""
     check_there(tracking_uri, run_id)
     with _store(tracking_uri) as client:
         return Run(client, run_id, client.get_run(run_id).info.artifact_uri)
@@ -295,12 +274,12 @@ def reopen_run(tracking_uri: str, run_id: str) -> Run:
 def start_run(
     tracking_uri: str, experiment: str, run_name: str, tags: Mapping[str, str] = NO_TAGS
 ) -> AbstractContextManager[Run]:
-    """Start a run and end it as FINISHED, or as FAILED when the body raises; as `open_run`."""
+    """As `open_run`; ends it as FINISHED, or as FAILED when the body raises."""
     return _ended(open_run(tracking_uri, experiment, run_name, tags))
 
 
 def continue_run(tracking_uri: str, run_id: str) -> AbstractContextManager[Run]:
-    """Go on with a run, and end it as `start_run` does; UserError where it is none, or finished."""
+    """Go on with a run, as `start_run`; UserError where it is none, or finished."""
     run = reopen_run(tracking_uri, run_id)
     with _store(tracking_uri) as client:
         if client.get_run(run_id).info.status == "FINISHED":
@@ -311,14 +290,14 @@ def continue_run(tracking_uri: str, run_id: str) -> AbstractContextManager[Run]:
 
 @contextmanager
 def _store(tracking_uri: str) -> Iterator[Any]:
-    # MLflow logs the migrations of a new database line by line.
+    # MLflow logs a new database's migrations.
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     #   GIT_PYTHON_REFRESH  set to quiet where it is not set: no warning without git.
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     try:
         with uninterrupted():  # it makes the database
-            # Stores are kept by address: a relative one would stay in the first directory.
+            # A relative address would stay in the first directory.
             client = MlflowClient(absolute_uri(tracking_uri))
         yield _Shielded(client)
     except MlflowException as error:
@@ -334,7 +313,7 @@ def _store(tracking_uri: str) -> Iterator[Any]:
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """Ctrl-C while a run was tracked, whose id is its argument."""
+    """Ctrl-C while the run that is its argument was tracked."""
 
 
 @contextmanager
@@ -359,7 +338,7 @@ def children(tracking_uri: str, parent_run_id: str) -> list[MlflowRun]:
 
 
 def ui_hint(tracking_uri: str, run_id: str) -> str:
-    """Where the runs beside a run are compared: a command, and the page that it serves."""
+    """A command and its page, where the runs beside a run are compared."""
     with _store(tracking_uri) as client:
         experiment = client.get_run(run_id).info.experiment_id
     page = f"/#/experiments/{experiment}/runs?{_RUNS_PAGE}"
@@ -375,7 +354,7 @@ def _list_runs(tracking_uri: str) -> str:
 
 
 def read_summary(tracking_uri: str, run_id: str) -> dict[str, Any] | None:
-    """What `Run.finish` wrote of a run; None without it. Raises UserError for a run that is not."""
+    """What `Run.finish` wrote, or None; UserError for no run."""
     with _store(tracking_uri) as client:
         if SUMMARY_NAME not in {entry.path for entry in client.list_artifacts(run_id)}:
             return None
@@ -386,10 +365,7 @@ def read_summary(tracking_uri: str, run_id: str) -> dict[str, Any] | None:
 
 
 def register(tracking_uri: str, run_id: str, alias: str, *, folder: str = POLICY_FOLDER) -> str:
-    """Make a run's policy a version of the registered model, and let `alias` mean it; the version.
-
-    `folder`: of the run's artifacts; each has one version. Raises UserError without a registry.
-    """
+    """A version of a run's `folder`, which `alias` then means; UserError without a registry."""
     with _store(tracking_uri) as client:
         if not client.search_registered_models(f"name = '{MODEL_NAME}'"):
             client.create_registered_model(MODEL_NAME, description="DynamICCL's policies")
@@ -403,10 +379,7 @@ def register(tracking_uri: str, run_id: str, alias: str, *, folder: str = POLICY
 
 
 def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
-    """The local policy folder of a run's id, name or artifact folder, or of a registered version.
-
-    Or a policy folder itself; `models:/dynamiccl@candidate`. Raises MissingPath for none of them.
-    """
+    """The policy folder of a run, path or `models:/dynamiccl@candidate`; raises MissingPath."""
     folder = Path(run_or_folder)
     found = find_policy_in(folder)
     if found is not None:
@@ -433,15 +406,12 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
 
 @cache
 def _downloads() -> "TemporaryDirectory[str]":
-    """For fetched policies; it goes when the process ends (MLflow's own would stay)."""
+    """Fetched policies, to the end of the process (MLflow's own would stay)."""
     return TemporaryDirectory(prefix="dynamiccl-policies-")
 
 
 def run_directory(run_or_folder: str, tracking_uri: str) -> Path:
-    """The local artifact folder of a run id, or a folder or file as it is.
-
-    Raises MissingPath for a run whose files are elsewhere, and UserError for no run at all.
-    """
+    """The artifacts of a run id, or a path as it is; MissingPath where they are elsewhere."""
     folder = Path(run_or_folder)
     if folder.exists():
         return folder
@@ -453,10 +423,7 @@ def run_directory(run_or_folder: str, tracking_uri: str) -> Path:
 
 
 def find_run(named: str, tracking_uri: str) -> str | None:
-    """The id of the run that `policy_directory` would take the policy from; None for files.
-
-    Raises UserError when the store holds no such run or registered version.
-    """
+    """The run whose policy `policy_directory` takes; None for files, UserError for none."""
     if Path(named).exists() or _is_elsewhere(named):
         return None
     check_there(tracking_uri, named)
@@ -471,7 +438,7 @@ def find_run(named: str, tracking_uri: str) -> str | None:
 
 
 def _id_of(client: Any, named: str) -> str:
-    """The id of a run by its name (`cql-seed0`): of the latest that ended well; others as given."""
+    """The latest FINISHED run of a name (`cql-seed0`); others as given."""
     if re.fullmatch("[0-9a-f]{32}", named) or "'" in named:
         return named
     wanted = f"attributes.run_name = '{named}' AND attributes.status = 'FINISHED'"
@@ -481,14 +448,11 @@ def _id_of(client: Any, named: str) -> str:
 
 
 def promote(named: str, tracking_uri: str, *, gated: Path | None, force: bool) -> dict[str, Any]:
-    """Let the alias `champion` mean a run's policy, as a gate left it in `gated`.
+    """Let `champion` mean a run's policy, as a gate left it in `gated`.
 
-    `named`: a run id, `models:/dynamiccl@candidate`, or the run's directory. Returns `run_id`, the
-    registered `version`, `version_before` (of the champion before it, or None), `passed_bins` (size
-    bins in which it may act; None: it passed no gate), and `policy`, its folder or address.
-
-    Raises UserError for a policy that no gate has judged, that a gate lets do nothing, or that is
-    not the run's; `force` takes it for all but the last. Raises as `Manifest.read` too.
+    Returns `run_id`, `version`, `version_before` (or None), `passed_bins` (size bins in which it
+    may act; None: no gate), and `policy`, its folder or address. Raises UserError where a gate has
+    not judged it or lets it do nothing, unless `force`, and where it is not the run's.
     """
     run_id = find_run(named, tracking_uri) or _run_of_folder(Path(named))
     run = reopen_run(tracking_uri, run_id)
@@ -519,7 +483,6 @@ def promote(named: str, tracking_uri: str, *, gated: Path | None, force: bool) -
 
 
 def _run_of_folder(folder: Path) -> str:
-    """The id of the run whose directory contains a folder."""
     ids = re.findall(r"[0-9a-f]{32}", str(folder.resolve()))
     if not ids:
         raise UserError(
@@ -530,7 +493,7 @@ def _run_of_folder(folder: Path) -> str:
 
 
 def _passed_bins(run_id: str, own: Manifest, gated: Path) -> int | None:
-    """Number of size bins in which the gate lets the policy act; None without a gate."""
+    """Size bins in which the gate lets the policy act; None without a gate."""
     manifest = Manifest.read(gated)
     if manifest.files.get(POLICY_NAME) != own.files.get(POLICY_NAME):
         raise UserError(

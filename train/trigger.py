@@ -1,14 +1,7 @@
-"""The Trigger: what it computes, a detector over many streams, and what cells feel of a level.
+"""The Trigger (docs/trigger.md), a detector over many streams, and what cells feel of a level.
 
-What it computes, point by point, is in docs/trigger.md. A *stream* is the calls of one task key
-under one config. Its state is a row of numbers: many streams advance at once, and a call of a
-stream is one step. Residuals and references are in units of the stream's scale.
-
-A level says by how much calls were slower than quiet, under a config that felt it. Others need not
-feel it alike: what slows host threads slows rings and not NVLS. So of each cell there is a share: a
-call under it takes 1 + share x level times its quiet time (`level_shares_of`).
-
-N streams, S numbers a stream.
+A *stream* is the calls of one task key under one config. Residuals and references are in units of
+its scale. N streams, S numbers a stream.
 """
 
 import json
@@ -33,24 +26,20 @@ from dynamiccl.sizes import BINS_PER_OCTAVE
 from dynamiccl.train.policy import load_script
 
 FloatArray = npt.NDArray[np.float32]
-#: Calls of a stream before there is a forecast.
 WARM_UP: Final = 16
-#: Residuals whose median is the interference, and hidden units.
+#: Residuals whose median is the interference; hidden units.
 _RECENT: Final = 7
 _HIDDEN: Final = 12
-#: The smallest slowdown that is looked for: the time is so many times the quiet one.
+#: The smallest slowdown that is looked for.
 SMALLEST_SLOWDOWN: Final = 1.15
-#: Reference values of the CUSUM, in scales, largest first.
+#: Reference values of the CUSUM, in scales.
 RUNGS: Final = tuple(2.0 ** (-i / 2) for i in range(7))
-#: A level that was found under one config is still told after so many calls of the task key under
-#: others, halved: they may not feel what slowed the first. What 100 and 1000 came to is in
-#: docs/trigger.md.
+#: Calls after which another config's level is halved; docs/trigger.md has 100 and 1000.
 HALF_LIFE: Final = 300.0
-#: A stream without a forecast: its interference is unknown (`datasets.history.UNKNOWN`).
+#: Interference without a forecast (`datasets.history.UNKNOWN`).
 UNKNOWN: Final = -1.0
-#: The numbers of a stream, first in its state: calls that entered, level and log scale of log time,
-#: the two sums, whether it is alarmed, calls that wait, mean log size, and of the calls that wait
-#: the sum of residuals (in scales) and of signs (beyond the scale or not).
+#: Calls that entered, level and log scale of log time, both sums, whether alarmed, calls that wait,
+#: mean log size, and sums of residuals (in scales) and signs of calls that wait.
 NUMBERS: Final = (
     *("count", "level", "log_scale", "up", "down", "alarmed"),
     *("age", "log_size", "waiting", "signs"),
@@ -60,29 +49,27 @@ NUMBERS: Final = (
 class TriggerModule(nn.Module):
     """(state (N, S), log time (N,), log size (N,)) -> (state, alarm (N,), level (N,)).
 
-    Natural logarithms of us and bytes. Alarm: 1 while the stream is slow, -1 at a call that says
-    that it is faster than what was taken for quiet, else 0. Level: by how much a call takes longer
-    than quiet (1: twice the time); UNKNOWN while there is no forecast.
+    Natural logarithms of us and bytes. Alarm: 1 while slow, -1 at a call that proves the stream
+    faster than what was taken for quiet. Level: how much longer than quiet (1: twice the time).
     """
 
-    #: Where residuals are clipped, in scales.
+    #: Residuals are clipped here, in scales.
     clip: Final[float] = 3.0
-    #: Less noise than this (log time) is taken for this: nobody wants an alarm for 3 %.
+    #: The least noise: nobody wants an alarm for 3 %.
     least_log_scale: Final[float] = math.log(0.01)
     half_shift: Final[float] = 0.5 * math.log(SMALLEST_SLOWDOWN)
     #: Standard normal: MAD to sigma, and the gain that makes a sign recursion as fast as a mean.
     mad: Final[float] = 0.6745
     scale_gain: Final[float] = 1.2
-    #: A level or scale is a mean over at most so many calls: what drifts more slowly is followed.
+    #: Means are over at most so many calls, to follow slower drift.
     most_calls: Final[float] = 512.0
-    #: How many calls the site's usual scale counts for, beside the first ones of a stream.
+    #: Calls that the site's usual scale counts for.
     prior_calls: Final[float] = 8.0
-    #: Widens the reference value while a level is uncertain: so many scales over calls ** 0.75.
-    #: Less, and a level that began wrong keeps its sum above zero, and itself frozen, for good.
+    #: Widens the reference, over calls ** 0.75: with less a wrong first level freezes for good.
     level_error: Final[float] = 8.0
     #: The LSTM moves a forecast by at most so many scales.
     most_shift: Final[float] = 2.0
-    #: The level follows a call by at most so many scales (Huber).
+    #: A call moves the level by at most so many scales.
     huber: Final[float] = 1.5
     warm_up: Final[int] = WARM_UP
     unknown: Final[float] = UNKNOWN
@@ -91,7 +78,7 @@ class TriggerModule(nn.Module):
     rungs: torch.Tensor
     thresholds: torch.Tensor
     edges: torch.Tensor
-    #: Of the state: the numbers, the calls of the warm-up, the latest residuals, the LSTM's two.
+    #: Numbers, warm-up, latest residuals, and the LSTM's two.
     parts: list[int]
 
     def __init__(self, prior_scale: float = 0.1) -> None:
@@ -99,11 +86,10 @@ class TriggerModule(nn.Module):
         super().__init__()
         self.cell = nn.LSTMCell(2, _HIDDEN)
         self.head = nn.Linear(_HIDDEN + 2, 1)
-        # Untrained, the forecast is the level.
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.register_buffer("rungs", torch.tensor(RUNGS))
-        # By the exponential tail of a CUSUM, roughly; calibration has the real ones.
+        # The exponential tail of a CUSUM, until calibration.
         self.register_buffer("thresholds", torch.tensor([9.0 / rung for rung in RUNGS]))
         between = [math.sqrt(a * b) for a, b in pairwise(RUNGS)]
         self.register_buffer("edges", torch.tensor(between[::-1]))
@@ -138,11 +124,7 @@ class TriggerModule(nn.Module):
     def carry(
         self, carried: torch.Tensor, stream: torch.Tensor, level: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is carried (N, 2), and the levels to tell (N,), after a call of N task keys.
-
-        `level`, of the call's stream, takes the place of the same stream's before it; that of
-        another stream stands while it is higher, and fades.
-        """
+        """(N, 2) carried, and levels (N,); a higher one of another stream stands, and fades."""
         before, owner = torch.unbind(carried, dim=1)
         faded = torch.where(before >= 0.0, before * self.keep, before)
         number = stream.to(carried.dtype)
@@ -154,7 +136,7 @@ class TriggerModule(nn.Module):
     def step(
         self, state: torch.Tensor, log_time: torch.Tensor, log_size: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`forward`, and the forecast of the quiet log time (N,), invalid during warm-up."""
+        """`forward`, and the forecast of quiet log times (N,), invalid during warm-up."""
         numbers, first, latest, hidden, cell = torch.split(state, self.parts, dim=1)
         count, mean, log_scale, up, down, alarmed, age, mean_size, waiting, signs = torch.unbind(
             numbers, dim=1
@@ -166,7 +148,6 @@ class TriggerModule(nn.Module):
         forecast = mean + scale * self.most_shift * torch.tanh(shift)
         residual = log_time - forecast.detach()
 
-        # The CUSUM, with the reference value that the noise asks for.
         clipped = (residual / scale).clamp(-self.clip, self.clip)
         rung = self.edges.size(0) - torch.bucketize(self.half_shift / scale, self.edges)
         threshold = self.thresholds[rung]
@@ -174,7 +155,7 @@ class TriggerModule(nn.Module):
         latest = torch.cat([latest[:, 1:], residual.unsqueeze(1)], dim=1)
         middle = latest.median(dim=1)[0]
         reference = self.rungs[rung] + self.level_error * count.clamp(min=1.0).pow(-0.75)
-        # Known to be slow, the question is whether it still is: half of what it was slow by.
+        # While alarmed, the question is whether it is still half as slow.
         half = 0.5 * (middle / scale).clamp(0.0, self.clip)
         up_reference = torch.where(was_alarmed, torch.maximum(reference, half), reference)
         new_up = (up + clipped - up_reference).clamp(min=0.0)
@@ -186,8 +167,7 @@ class TriggerModule(nn.Module):
         evidence = torch.where(is_alarmed, torch.ones_like(new_up), new_up / threshold)
         level = evidence * torch.expm1(middle.clamp(min=0.0, max=8.0))
 
-        # What enters the history: a call before which both sums were zero, and with it or without
-        # it those that waited, once the sums are zero again.
+        # A call enters if both sums were zero before it; those that waited, once they are again.
         was_still = (up + down) <= 0.0
         standard = ((log_time - mean) / scale).clamp(-self.clip, self.clip)
         waiting = waiting + standard.clamp(-self.huber, self.huber)
@@ -256,25 +236,20 @@ class TriggerModule(nn.Module):
         return 0.5 * (values.median(dim=1)[0] - (-values).median(dim=1)[0])
 
 
-#: What a message says of a folder without one.
 _FIX: Final = "give a run directory of 'dynamiccl-train trigger', or a policy that has one"
 
 
 class Detector:
-    """Watches any number of streams: calls of one task key under one config.
-
-    A stream is a number of the caller's choice, from 0 on; memory goes with the largest.
-    """
+    """Watches streams, numbered by the caller from 0; memory goes with the largest."""
 
     def __init__(self, module: Any) -> None:
-        """Wrap a `TriggerModule`, scripted or not; room for streams grows as needed."""
         self._module = module
         self._state: torch.Tensor = module.new_state(0)
         self._carried: torch.Tensor = module.new_keys(0)
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Load the trigger of a run, a policy or a file; raises MissingPath and CorruptFile."""
+        """Load from a run, a policy or a file; raises MissingPath and CorruptFile."""
         found = trigger_file(path)
         module = load_script(found)
         if not hasattr(module, "new_state"):
@@ -288,14 +263,10 @@ class Detector:
         log_size: npt.ArrayLike | None = None,
         key: npt.ArrayLike | None = None,
     ) -> tuple[npt.NDArray[np.int8], FloatArray]:
-        """Take one call of each of N streams, none of them twice: alarm (N,) and level (N,).
+        """Alarm (N,) and level (N,) of one call of each of N different streams; ln(us), ln(bytes).
 
-        With the numbers of their task keys, none of them twice, levels are those of the keys: what
-        was found under another config before stands for a while.
-
-        Natural logarithms of the time in us and, where sizes of a stream differ, of NCCL's nBytes.
-        Alarm and level as in `TriggerModule`; a stream that is faster than what was taken for quiet
-        is learned anew. Raises ValueError.
+        With `key`, N different task keys, what was found under another config stands for a while. A
+        stream faster than what was taken for quiet is learned anew. Raises ValueError.
         """
         index = np.array(stream, dtype=np.int64)
         if len(index) == 0:
@@ -332,7 +303,7 @@ def trigger_file(path: Path) -> Path:
 
 
 def copy_trigger(path: Path, folder: Path) -> dict[str, Any]:
-    """Copy a trigger beside a policy; returns its facts. Raises MissingPath."""
+    """Copy a trigger beside a policy; its facts. Raises MissingPath."""
     found = trigger_file(path)
     facts = found.with_name(TRIGGER_FACTS_NAME)
     if not facts.is_file():
@@ -343,13 +314,11 @@ def copy_trigger(path: Path, folder: Path) -> dict[str, Any]:
     return read
 
 
-#: Levels up to the one are quiet, and from the other on a call is disturbed.
 QUIET_LEVEL: Final = 0.05
 DISTURBED_LEVEL: Final = 0.25
-#: Calls, quiet and disturbed ones each, without which a share is not told.
+#: Quiet and disturbed calls each, without which no share is told.
 LEAST_CALLS: Final = 20
 MOST_SHARE: Final = 1.5
-#: What a share is of.
 FELT_KEY: Final = ("system", "collective", "algorithm", "protocol", "octave")
 _STREAM: Final = (
     *("system", "nccl_version", "collective", "num_nodes", "ranks_per_node", "size_bytes"),
@@ -365,11 +334,10 @@ _OF_CALLS: Final = {
 def level_shares_of(
     calls: pl.DataFrame, levels: Callable[[pl.DataFrame], npt.NDArray[np.float32]]
 ) -> pl.DataFrame:
-    """The share of each cell at each octave of sizes, FELT_KEY and `share`, 0 to MOST_SHARE.
+    """FELT_KEY and `share` (0 to MOST_SHARE): a call takes 1 + share x level times its quiet time.
 
-    `calls` have CALLS_USED; `levels` tells the interference of timed calls, one each. Test bins are
-    left out. Quiet times are medians of the same config on the same size. Cells with under
-    LEAST_CALLS calls in either state are not told.
+    `calls` have CALLS_USED; `levels` tells the interference of timed calls. Without test bins, and
+    cells with under LEAST_CALLS calls in either state.
     """
     timed = timed_calls(calls)
     ran = {name: pl.col(of_call) for name, of_call in _OF_CALLS.items()}
@@ -398,10 +366,7 @@ def level_shares_of(
 
 
 def interference_levels(detector: Detector, calls: pl.DataFrame) -> npt.NDArray[np.float32]:
-    """(N,) levels of calls with times, each communicator's in its order; -1 = unknown.
-
-    All task keys advance side by side, one call of each a step.
-    """
+    """(N,) levels of calls with times, in each communicator's order; -1 = unknown."""
     asked = calls.select(
         stream=pl.struct(STREAM_COLUMNS).rank("dense").cast(pl.Int64) - 1,
         key=pl.struct(KEY_COLUMNS).rank("dense").cast(pl.Int64) - 1,

@@ -1,18 +1,11 @@
-"""Trains a Trigger on a data set: quiet series in, thresholds, a tracked run and `trigger.pt` out.
+"""Trains a Trigger: quiet series in, thresholds, a tracked run and `trigger.pt` out.
 
-A *series* is calls of one task key under one config, in order: from the `calls` of jobs, and from
-the per-iteration times of sweeps that ran alone. Averages of nccl-tests, which vary less than calls
-do, are used only where there is nothing else, and that is told.
+A *series* is calls of one task key under one config: from `calls` of jobs, and per-iteration times
+of sweeps that ran alone. Averages of nccl-tests vary less, and only stand in. The forecaster learns
+quiet times, its history frozen while a sum is above zero, as deployed.
 
-The forecaster learns from quiet calls with injected slowdowns; the target is the quiet time. The
-module runs as it will be deployed, its history frozen while a sum is above zero, so that the LSTM
-learns what is worth knowing of a history with holes in it.
-
-Thresholds keep a false alarm rate, by simulated run lengths: the whole detector runs on streams
-drawn from quiet calls, without a threshold. Where its sums leave zero and come back there is one
-*excursion*; a threshold has as many false alarms as there are excursions that reach it. Far out in
-the tail the peaks of excursions are exponential (a random walk with negative drift), and that is
-fitted to the largest.
+Where the sums leave zero and come back is one *excursion*; those that reach a threshold are its
+false alarms. The tail of their peaks is exponential (a random walk with negative drift).
 """
 
 import copy
@@ -46,53 +39,46 @@ from dynamiccl.train.trigger import (
     TriggerModule,
 )
 
-#: Told of the work in hand, and how much of it is done.
 Progress = Callable[[str, int, int], None]
-#: Log times (N,) to alarms (N,), with a state of its own.
+#: Log times (N,) to alarms (N,).
 Watch = Callable[[FloatArray], npt.NDArray[np.bool_]]
-#: Calls below which a series says nothing of its own.
+#: The fewest calls of a series.
 SHORTEST: Final = 8
-#: Quiet calls that a Trigger needs, all in all.
 FEWEST: Final = 256
 #: Repeats of a cell that make a series of averages.
 FEWEST_REPEATS: Final = 3
-#: A stretch whose running median over so many calls exceeds the series' median by so much of the
-#: time, and by its scale, was not quiet.
+#: A stretch whose running median is this share, and a scale, above the series' is not quiet.
 _STRETCH: Final = 33
 _NOT_QUIET: Final = 0.10
-#: Calls that are drawn in a row: what they have in common stays.
+#: Calls drawn in a row, to keep what they have in common.
 BLOCK: Final = 64
 _MAD: Final = 0.6745
-#: Of each series, what the forecaster is trained on; thresholds come from the rest.
+#: Of each series, for the forecaster; thresholds come from the rest.
 TRAINING_SHARE: Final = 0.6
-#: Training steps; streams side by side; calls and number of chunks that gradients go back over.
+#: Training steps; streams; calls of a chunk, and chunks that gradients go back over.
 STEPS: Final = 80
 _WIDTH: Final = 192
 _CHUNK: Final = 40
 _CHUNKS: Final = 8
 _LEARNING_RATE: Final = 5e-3
-#: Steps between two looks at calls that are not trained on, and calls of each stream there.
+#: Steps between looks at held-out calls, and calls of each stream.
 _LOOK: Final = 20
 JUDGED_CALLS: Final = 1_000
-#: Losses are logged as means of so many steps.
 _EVERY: Final = 10
-#: Slowdowns that are put in: factors, and calls that they last, both log-uniform.
+#: Slowdowns: factors and calls, both log-uniform.
 _SLOWEST: Final = 3.0
 _LONGEST: Final = 200.0
 _SLOWED: Final = 0.5
-#: What is wanted where nobody says otherwise.
 FALSE_ALARMS_PER_1E5: Final = 0.5
-#: Quiet calls that are run for each rung, in so many streams side by side, of so many calls each:
-#: as long as streams live in a job, roughly.
+#: Quiet calls for each rung; streams, and calls of each, roughly as in a job.
 CALLS_PER_RUNG: Final = 1_000_000
 _STREAMS: Final = 500
 _LENGTH: Final = 2_000
 #: Peaks that the tail is fitted to.
 _TAIL: Final = 100
-#: No threshold while excursions are looked for; streams that get here begin anew.
+#: Streams that get here begin anew.
 _NO_THRESHOLD: Final = 1000.0
-#: Slowdowns of which delays are told; streams, calls of each that are quiet, and calls in which an
-#: alarm has to come.
+#: Delays: slowdowns; streams; quiet calls of each; calls in which an alarm has to come.
 _FACTORS: Final = (SMALLEST_SLOWDOWN, 1.5)
 _ONSETS: Final = 500
 _KNOWN: Final = 256
@@ -101,15 +87,14 @@ _HORIZON: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class SeriesCounts:
-    """How many times of a data set were used, and why others were not."""
+    """Times of a data set that were used, and why others were not."""
 
     calls: int
     iterations: int
-    #: Averages of nccl-tests, used only without the two above.
+    #: Used only without the two above.
     averages: int
-    #: Calls in stretches that were not quiet, left out.
     disturbed: int
-    #: Calls without a time from all ranks, or of traces that do not tell what ran; left out.
+    #: Without a time from all ranks, or of traces that do not tell what ran.
     unusable: int
     series: int
 
@@ -119,11 +104,11 @@ class Series:
     """Standardised quiet calls: (log time - median) / robust sigma; series are concatenated."""
 
     values: FloatArray
-    #: Log size less its mean, per call.
+    #: Log sizes less their mean.
     sizes: FloatArray
     #: First call of each series, and the end of the last.
     starts: npt.NDArray[np.int64]
-    #: Robust sigma of log time of each series.
+    #: Robust sigma of log time.
     scales: FloatArray
 
     @classmethod
@@ -166,11 +151,7 @@ class Series:
     def draw(
         self, random: np.random.Generator, count: int, steps: int
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Streams by moving blocks: values and sizes (steps, count), and scales (count,).
-
-        A stream keeps to one series where that has some blocks; short ones are mixed among
-        themselves. Within a block everything stays as it was.
-        """
+        """Streams by moving blocks: values and sizes (steps, count), and scales (count,)."""
         lengths = np.diff(self.starts)
         blocks = -(-steps // BLOCK)
         whole = random.choice(len(lengths), size=count, p=lengths / lengths.sum())
@@ -179,17 +160,13 @@ class Series:
         others = random.choice(len(lengths), size=(blocks, count), p=lengths / lengths.sum())
         owner[:, short] = others[:, short]
         begin = (random.random((blocks, count)) * lengths[owner]).astype(np.int64)
-        # Around the end of a series it goes on with its beginning.
         at = (begin[:, None] + np.arange(BLOCK)[None, :, None]) % lengths[owner][:, None]
         index = (self.starts[owner][:, None] + at).reshape(blocks * BLOCK, count)[:steps]
         return self.values[index], self.sizes[index], self.scales[whole]
 
 
 def read_series(data_dir: Path) -> tuple[Series, SeriesCounts]:
-    """The quiet series of a data directory.
-
-    Raises what reading raises, and NotEnoughData with fewer than FEWEST calls.
-    """
+    """The quiet series of a data directory; NotEnoughData with fewer than FEWEST calls."""
     calls, unusable = _call_series(data_dir) if part_paths(data_dir, "calls") else ([], 0)
     frame = quiet(tuned(usable(read(data_dir)))) if part_paths(data_dir) else None
     iterations = [] if frame is None else _iteration_series(frame)
@@ -213,7 +190,7 @@ def read_series(data_dir: Path) -> tuple[Series, SeriesCounts]:
     return Series.of([t for t, _ in pairs], [s for _, s in pairs]), counts
 
 
-#: Log times and log sizes of a series.
+#: Log times and log sizes.
 _Pair = tuple[FloatArray, FloatArray]
 
 
@@ -222,7 +199,7 @@ def _calls_of(pairs: Sequence[_Pair]) -> int:
 
 
 def _call_series(data_dir: Path) -> tuple[list[_Pair], int]:
-    """The series of recorded calls, and how many calls could not be used."""
+    """Series of recorded calls, and how many calls could not be used."""
     recorded = tuned(scan(data_dir, "calls").select(CALLS_USED).collect())
     rows = timed_calls(recorded)
     groups = rows.group_by(STREAM_COLUMNS, maintain_order=True).agg(
@@ -251,7 +228,6 @@ def _average_series(frame: pl.DataFrame) -> list[_Pair]:
 
 
 def _quiet_calls(log_time: FloatArray) -> npt.NDArray[np.bool_]:
-    """Which calls of a series are outside of slow stretches."""
     if len(log_time) < 2 * _STRETCH:
         return np.ones(len(log_time), dtype=np.bool_)
     middle = np.median(log_time)
@@ -259,16 +235,15 @@ def _quiet_calls(log_time: FloatArray) -> npt.NDArray[np.bool_]:
     running = pl.Series(log_time).rolling_median(_STRETCH, center=True).to_numpy()
     limit = middle + max(np.log1p(_NOT_QUIET), float(scale))
     slow = np.nan_to_num(running, nan=float(middle)) > limit
-    # The median turns half a window late on both sides.
+    # The median turns half a window late.
     reach = np.convolve(slow, np.ones(_STRETCH, dtype=np.int64), mode="same") > 0
     return np.asarray(~reach)
 
 
 class Peaks:
-    """Peaks of the excursions of a statistic above zero, over N streams."""
+    """Peaks of excursions above zero over N streams."""
 
     def __init__(self, width: int, floor: float = 0.0) -> None:
-        """Peaks up to `floor` are dropped."""
         self._peak = np.zeros(width)
         self._found: list[npt.NDArray[np.float64]] = []
         self._floor = floor
@@ -295,10 +270,7 @@ class Peaks:
         return np.sort(np.concatenate([np.zeros(0), *self._found]))[::-1]
 
     def threshold(self, per_call: float) -> float:
-        """The threshold that a fraction `per_call` of calls would cross.
-
-        Raises ValueError without any peak.
-        """
+        """The threshold that this fraction of calls would cross; ValueError without any peak."""
         peaks, wanted = self.all(), per_call * self.calls
         if len(peaks) == 0:
             raise ValueError("a statistic that never left its rest has no threshold")
@@ -323,7 +295,7 @@ def find_peaks(
     seed: int,
     progress: Progress = lambda _what, _done, _total: None,
 ) -> list[Peaks]:
-    """Run the detector on quiet streams at the noise of each rung; the peaks of each."""
+    """Peaks of the detector's excursions on quiet streams at the noise of each rung."""
     random = np.random.default_rng(seed)
     without = copy.deepcopy(module)
     without.set_thresholds([_NO_THRESHOLD] * len(RUNGS))
@@ -355,11 +327,7 @@ def watch_with(module: Any, width: int) -> Watch:
 
 
 def delays_of(watch: Watch, log_time: FloatArray, onset: int) -> FloatArray:
-    """Calls from the onset (the first slow call is 1) to the alarm; infinite where none came.
-
-    Of streams (T, N) that are slow from call `onset` on; those that were alarmed before are left
-    out.
-    """
+    """Calls from `onset` (as 1) to the alarm, or infinite, of streams (T, N) not alarmed before."""
     found = np.full(log_time.shape[1], np.inf, dtype=np.float32)
     before = np.zeros(log_time.shape[1], dtype=np.bool_)
     for number, times in enumerate(log_time):
@@ -377,11 +345,9 @@ def delays_of(watch: Watch, log_time: FloatArray, onset: int) -> FloatArray:
 class Training:
     """The losses of a training, and `forecast_error` on held-out series."""
 
-    #: Of each step, in scales.
     losses: list[float]
-    #: Before any step, when the forecast is the level alone.
+    #: Before any step: the forecast is the level alone.
     level_error: float
-    #: Of the state that was kept.
     error: float
 
 
@@ -394,10 +360,7 @@ def train(
     seed: int,
     progress: Progress = lambda _what, _done, _total: None,
 ) -> Training:
-    """Fit the LSTM; the state with the least error on quiet calls of `held_out` is kept.
-
-    That is the untrained one, whose forecast is the level alone, where nothing can be learned.
-    """
+    """Fit the LSTM; the state with the least error on `held_out`, at worst the untrained one."""
     level_error = forecast_error(module, held_out, seed=seed)
     best = (level_error, copy.deepcopy(module.state_dict()))
     random = np.random.default_rng(seed)
@@ -443,7 +406,6 @@ def forecast_error(module: TriggerModule, series: Series, *, seed: int) -> float
 
 
 def _streams(series: Series, random: np.random.Generator) -> tuple[torch.Tensor, ...]:
-    """Times, sizes, quiet times (each (steps, width)) and scales (width,)."""
     steps = WARM_UP + _CHUNK * _CHUNKS
     values, sizes, scales = series.draw(random, _WIDTH, steps)
     quiet = values * scales + random.uniform(1.0, 12.0, _WIDTH).astype(np.float32)
@@ -469,7 +431,6 @@ def _loss(
     losses = []
     for at in range(first, first + _CHUNK):
         state, _, _, forecast = module.step(state, times[at], sizes[at])
-        # Absolute errors: what is forecast is the median, as heavy tails ask for.
         losses.append(((quiet[at] - forecast) / scales).abs().clamp(max=5.0).mean())
     return state, torch.stack(losses).mean()
 
@@ -479,13 +440,13 @@ class TriggerFacts:
     """The facts stored beside `trigger.pt`."""
 
     false_alarms_per_1e5: float
-    #: Reference value of the CUSUM (in robust sigmas) -> threshold.
+    #: Reference value of the CUSUM (robust sigmas) -> threshold.
     thresholds: dict[str, float]
-    #: Robust sigma of log time of the site's usual quiet call.
+    #: Robust sigma of log time of the usual quiet call.
     usual_scale: float
     warm_up_calls: int
     smallest_slowdown: float
-    #: Mean absolute error on quiet calls that were not trained on, in robust sigmas.
+    #: Mean absolute errors on held-out quiet calls, in robust sigmas.
     level_error: float
     forecast_error: float
     counts: SeriesCounts
@@ -501,7 +462,7 @@ class TriggerSummary:
     run_directory: str
     seconds: float
     facts: TriggerFacts
-    #: `delay_1_5x_calls` and so on: median calls at the site's usual noise; null: not in 500.
+    #: Median calls, as `delay_1_5x_calls`; null: not in 500.
     delays: dict[str, float | None]
 
 
@@ -531,11 +492,7 @@ def fit_trigger(
     seed: int = 0,
     progress: Progress = lambda _what, _done, _total: None,
 ) -> TriggerSummary:
-    """Train, calibrate, export and track.
-
-    Raises what reading the data raises, NotEnoughData without quiet series, and UserError for a
-    rate or a tracking URI that cannot be used.
-    """
+    """Train, calibrate, export and track; raises NotEnoughData and UserError."""
     if not 0.0 < false_alarms_per_1e5 <= 1000.0:
         raise UserError(
             f"{false_alarms_per_1e5} false alarms in 100,000 calls cannot be wanted; take 0.5, or "
@@ -594,7 +551,6 @@ def fit_trigger(
 
 
 def _delay(module: TriggerModule, series: Series, factor: float) -> float | None:
-    """Median calls from onset to alarm at the site's usual noise; None: not within _HORIZON."""
     random = np.random.default_rng(11)
     values, _, _ = series.split(TRAINING_SHARE)[1].draw(random, _ONSETS, _KNOWN + _HORIZON)
     log_time = values * np.float32(series.usual_scale) + np.float32(5.0)

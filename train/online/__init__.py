@@ -1,4 +1,4 @@
-"""Online training in simulated worlds: where actors play, and network and loop of their recipes.
+"""Online training in simulated worlds: places of actors, validation, and loops.
 
 Importing it registers `gymnasium.make("dynamiccl/Collectives-v0")`.
 """
@@ -44,11 +44,7 @@ gymnasium.register("dynamiccl/Collectives-v0", "dynamiccl.train.environment:Coll
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A simulated system, its workload and its interference scenario, from a text.
-
-    b300-nvlink:decode+lora:busy-host            the largest group of the system
-    h100-ib:decode:congested:4x8                 4 nodes of 8 ranks
-    """
+    """As `h100-ib:decode+lora:congested:4x8`; without nodes x ranks, on the largest group."""
 
     text: str
     system: System
@@ -57,7 +53,7 @@ class Place:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse the text. Raises UserError for another form, and as the look-ups of its parts."""
+        """Raises UserError for another form, and as the look-ups of its parts."""
         parts = text.split(":")
         shape = re.fullmatch(r"(\d+)x(\d+)", parts[3]) if len(parts) == 4 else None
         if len(parts) not in {3, 4} or (len(parts) == 4 and shape is None):
@@ -73,7 +69,7 @@ class Place:
 
     @property
     def for_training(self) -> Workload:
-        """The workload with sizes of training octaves only, so that test sizes stay unseen."""
+        """The workload with sizes of training octaves only."""
         calls = self.workload.calls
         moved = (replace(call, size_bytes=training_size(call.size_bytes)) for call in calls)
         return Workload(self.workload.name, tuple(moved))
@@ -95,31 +91,24 @@ def training_size(size_bytes: int) -> int:
     )
 
 
-#: Jobs of a place; seeds of actors are below this one.
 _JOBS: Final = 8
+#: Above the seeds of actors.
 _SEED: Final = 3_000_000
 
 
 class Pilot:
-    """Validation by playing: one episode in each place of some actors.
+    """Validation by playing, in the same episodes each time.
 
-    Validation on data is cold, and tells nothing about choices that depend on the state of a job;
-    the actors' own speedup is of policies that explore, in worlds that differ. Here the policy
-    plays as it is deployed, by its most likely actions, in the same episodes each time.
+    Cold validation tells nothing of choices by a job's state; actors explore, in other worlds.
     """
 
     def __init__(self, actors: Sequence[ActorSettings], make: Callable[[], ActorCritic]) -> None:
-        """`make` returns a network of the actors' form."""
         places = {each.place: each for each in actors}
         self._actors = list(places.values())
         self._network = make()
 
     def play(self, actor: Imitator) -> tuple[float, int]:
-        """(speedup, probe_every), of the recipe's the best one, which the actor has then.
-
-        The speedup is the geometric mean over places of NCCL's time / that of the actor's most
-        likely actions.
-        """
+        """(speedup over NCCL, probe_every): the best of the recipe's, which `actor` then has."""
         self._network.actor.load_state_dict(actor.state_dict())
         found = {each: self._log_speedup(each) for each in self._actors[0].recipe.probe_every}
         best = max(found, key=lambda each: found[each])
@@ -144,10 +133,10 @@ class Pilot:
 def make_loop(
     data: TrainingData, recipe: Recipe, seed: int, *, uses_cost: bool, ray: str | None = None
 ) -> Loop:
-    """The loop of an A3C or IMPALA recipe.
+    """The loop of an A3C or IMPALA recipe; `ray` is a cluster's address for IMPALA's actors.
 
-    `ray`: the address of a cluster for IMPALA's actors. Raises UserError as `Place.parse`, and for
-    a place none of whose configs are in the data, and what `check_cluster` raises.
+    Raises as `Place.parse` and `check_cluster`, and UserError for a place without the data's
+    configs.
     """
     make = partial(network_of, data, recipe, uses_cost=uses_cost)
     orders, shared = orders_of(data, recipe, seed), make()
@@ -184,7 +173,7 @@ def network_of(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorC
 
 
 def orders_of(data: TrainingData, recipe: Recipe, seed: int) -> list[ActorSettings]:
-    """What each actor plays; raises as `make_loop`."""
+    """Settings of each actor; raises as `make_loop`."""
     orders, places = [], [Place.parse(text) for text in recipe.places.split(",")]
     played = {place.system.name for place in places}
     others = sorted(set(data.frame["system"].unique()) - played)

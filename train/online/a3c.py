@@ -1,17 +1,12 @@
-"""Asynchronous advantage actor-critic (Mnih et al. 2016) in the simulated worlds of a recipe.
+"""Asynchronous advantage actor-critic (Mnih et al. 2016) in simulated worlds.
 
-    T rounds, S = T + 1, N jobs, K task keys, R = N x K rows (a row is a task key of a job), B rows
-    of any rounds, A actions, H decisions that are seen, W calls in a window, F features, U units
-    of a job's state
+T rounds, S = T + 1, N jobs, K task keys, R = N x K rows, B rows of any rounds, A actions, H
+decisions that are seen, W calls in a window, F features, U units of a job's state
 
-What is exported is the actor, which sees what a brain shows: window and context. The critic, which
-only training asks, sees pending decisions, too, and what the last round earned: so a delayed reward
-is no surprise to it (Katsikopoulos and Engelbrecht 2003: a constant delay is none where the state
-holds what was decided).
-
-Each actor-learner is a process with a simulated world of its own; weights and RMSProp's statistics
-are in shared memory and updated without locks (Hogwild). Not as in the paper: an actor plays
-several jobs at once and learns from all their keys; gradients are clipped.
+The critic alone also sees pending decisions and what the last round earned: then a constant delay
+is none (Katsikopoulos and Engelbrecht 2003). Actor-learners are processes that share weights and
+RMSProp's statistics without locks (Hogwild). Not as in the paper: an actor learns from several
+jobs, and gradients are clipped.
 """
 
 import contextlib
@@ -38,7 +33,6 @@ from dynamiccl.train.networks import Imitator, StatefulTrunk
 from dynamiccl.train.recipe import Recipe
 from dynamiccl.train.trigger import Detector
 
-#: Width of what the critic knows of a decision, and of its hidden layer.
 _DECISION_UNITS = 8
 _CRITIC_UNITS = 64
 
@@ -50,24 +44,24 @@ class Seen(NamedTuple):
     context: torch.Tensor  # (T, R, F)
     mask: torch.Tensor  # (T, R, A)
     decided: torch.Tensor  # (T, R, H), -1 = nothing
-    #: 0 where the key had no call in the round before, below 0 elsewhere.
+    #: Below 0, or 0 where the key had no call in the round before.
     earned: torch.Tensor  # (T, R)
 
 
 class State(NamedTuple):
-    """LSTM state of N jobs; U is 0 without an LSTM."""
+    """LSTM state of N jobs; U may be 0."""
 
     h: torch.Tensor  # (N, U)
     c: torch.Tensor  # (N, U)
 
     @classmethod
     def new(cls, jobs: int, units: int) -> Self:
-        """The zero state of `jobs` new jobs."""
+        """The zero state."""
         return cls(torch.zeros(jobs, units), torch.zeros(jobs, units))
 
 
 class ActorCritic(nn.Module):
-    """(Seen, State) -> log probabilities, values, State; see `forward`."""
+    """(Seen, State) -> log probabilities, values, State."""
 
     def __init__(self, actor: Imitator, hidden_size: int, num_actions: int, decisions: int) -> None:
         super().__init__()
@@ -77,12 +71,11 @@ class ActorCritic(nn.Module):
         self.critic = nn.Sequential(
             nn.Linear(width, _CRITIC_UNITS), nn.SiLU(), nn.Linear(_CRITIC_UNITS, 1)
         )
-        # NCCL's own choices earn -ln 1 a round undisturbed.
         nn.init.zeros_(cast(nn.Linear, self.critic[2]).bias)
 
     @property
     def state_units(self) -> int:
-        """Number of LSTM units, U."""
+        """U."""
         return int(getattr(self.actor.trunk, "units", 0))
 
     def forward(self, seen: Seen, state: State) -> tuple[torch.Tensor, torch.Tensor, State]:
@@ -117,20 +110,16 @@ class Trajectory:
     """T rounds, and the observation after them."""
 
     seen: Seen  # (T + 1, R, ...)
-    #: LSTM state of the jobs before the first round.
     state: State
     action: torch.Tensor  # (T, R)
-    #: Log probability of each action, under the weights that were used.
     log_probability: torch.Tensor  # (T, R)
-    #: Whether the player asked NCCL's own choice for its news, whatever the network wanted.
+    #: Left to NCCL for its news.
     is_probe: torch.Tensor  # (T, R)
     reward: torch.Tensor  # (T, R)
-    #: Calls of a key in a round; rows without calls are not trained on.
+    #: Rows without calls are not trained on.
     calls: torch.Tensor  # (T, R)
-    #: Time of all calls of the jobs, and under NCCL's own choice.
     true_us: float
     default_us: float
-    #: The player's factor on the entropy weight.
     curiosity: float
 
     @property
@@ -145,19 +134,17 @@ class Player:
     def __init__(
         self, env: DecisionEnv, units: int, recipe: Recipe, seed: int, *, is_greedy: bool = False
     ) -> None:
-        """`units`: of the state. `is_greedy`: take the most likely actions, and draw none."""
         self.env, self.recipe, self._units, self._is_greedy = env, recipe, units, is_greedy
         self.random = torch.Generator().manual_seed(seed)
         self._draw_probes = np.random.default_rng(seed)
-        # Actors explore by different amounts (Mnih et al. 2016, section 4); the paper draws
-        # epsilons, we a factor of the entropy.
+        # Actors explore differently (section 4): the paper draws epsilons, we factors of entropy.
         self.curiosity = float(np.random.default_rng(seed).uniform(0.5, 2.0))
         self._begin(seed)
 
     def _begin(self, seed: int | None) -> None:
         jobs = self.env.num_envs
         self.seen, self.state = _rows(self.env.reset(seed)), State.new(jobs, self._units)
-        #: (N,) decisions of each job from probe to probe, 0 = none, and how many since the last.
+        #: (N,) decisions from probe to probe, 0 = none; and those since the last.
         self.probe_every = torch.from_numpy(self._draw_probes.choice(self.recipe.probe_every, jobs))
         self._since_N = torch.zeros(jobs, dtype=torch.int64)
 
@@ -188,7 +175,7 @@ class Player:
         return Trajectory(seen, begin, action, log, is_probe, reward, calls, *times, self.curiosity)
 
     def _probe(self) -> torch.Tensor:
-        """(R,) whose turn it is to be left to NCCL; counts as the policy module's `step` does."""
+        """(R,) left to NCCL; counts as the policy module's `step`."""
         is_new_NK = (self.seen.earned[0] != 0.0).view(self.env.num_envs, -1)
         found_NK = torch.zeros_like(is_new_NK)
         for key in range(is_new_NK.size(1)):
@@ -205,10 +192,7 @@ class Player:
 
 
 def _scaled(earned_R: torch.Tensor) -> torch.Tensor:
-    """Minus ln(time / NCCL's default in quiet); 0 for keys without calls.
-
-    A logarithm, since a connection of 20 ms at first use would drown all else.
-    """
+    """Minus ln(time / NCCL's default in quiet): a first use of 20 ms would drown all else."""
     return -torch.log((-earned_R).clamp_min(1e-3)).masked_fill(earned_R == 0.0, 0.0)
 
 
@@ -224,7 +208,7 @@ def _flat(part: np.ndarray[Any, Any]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ActorSettings:
-    """The parameters of one actor: its world, its recipe, its seed."""
+    """One actor's world, recipe and seed."""
 
     place: str
     tables: Tables
@@ -242,20 +226,19 @@ class ActorSettings:
         return DecisionEnv(self.world, self.tables, recipe.jobs, rounds, watch, variation)
 
     def player(self, state_units: int) -> Player:
-        """The player in this actor's environment."""
+        """The player in this environment."""
         torch.set_num_threads(1)
         torch.manual_seed(self.seed)
         return Player(self.env(), state_units, self.recipe, self.seed)
 
 
 class Playing(Source):
-    """The updates of a network by actors that play."""
+    """Updates of a network by actors that play."""
 
     def __init__(self, network: ActorCritic, squares: list[torch.Tensor], actors: Any) -> None:
-        """`squares`: the optimizer's statistic, by parameter. `actors`: processes, or as these."""
         self.network, self.squares, self.actors = network, squares, actors
         self.members = nn.ModuleList([network.actor])
-        #: Calls that were played, and seconds of all parts of the run before this one.
+        #: Calls played, and seconds of earlier parts of the run.
         self._calls, self._before_s = 0, 0.0
         self._began = time.monotonic()
 
@@ -269,12 +252,12 @@ class Playing(Source):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Calls that were played, and seconds, validation included."""
+        """Calls played, and seconds, validation included."""
         seconds = self._before_s + time.monotonic() - self._began
         return {"simulated_calls": self._calls, "train_wall_s": seconds}
 
     def made(self, loss: float, speedup: float, calls: int) -> dict[str, float]:
-        """Metrics of an update by so many calls."""
+        """Metrics of an update."""
         self._calls += calls
         return {"loss": loss, "speedup": speedup}
 
@@ -290,13 +273,12 @@ class Playing(Source):
         self._calls, self._before_s = state["simulated_calls"], state["train_wall_s"]
 
 
-#: Seconds between checks that the actors are alive while waiting.
 _PATIENCE_S: Final = 5.0
 CONTEXT: Final = multiprocessing.get_context("spawn")
 
 
 class ActorProcesses:
-    """One process for each order, which runs `play(player, put, is_orphan, own, *shared)`."""
+    """One process for each order: `play(player, put, is_orphan, own, *shared)`."""
 
     def __init__(
         self,
@@ -306,10 +288,7 @@ class ActorProcesses:
         *shared: Any,
         room: int = 0,
     ) -> None:
-        """Each has a network of its own by `make`, and what they `shared`.
-
-        `room`: items that wait at most, beyond which `put` raises queue.Full; 0 = any number.
-        """
+        """`make` makes their networks; beyond `room` items (0 = any), `put` raises queue.Full."""
         self._orders, self._play, self._make, self._shared = orders, play, make, shared
         self._made: Any = CONTEXT.Queue(room)
         self._processes: list[Any] = []
@@ -323,7 +302,7 @@ class ActorProcesses:
             self._processes.append(process)
 
     def next(self) -> Any:
-        """The next item of any actor; raises UserError when one died: its world is missing."""
+        """The next item of any actor; UserError when one died."""
         while True:
             dead = [p for p in self._processes if not p.is_alive() and p.exitcode]
             if dead:
@@ -362,9 +341,6 @@ def _run(
     made.join_thread()
 
 
-# --- Learning ---
-
-
 def filled(
     reward_TR: torch.Tensor, value_SR: torch.Tensor, calls_TR: torch.Tensor, gamma: float
 ) -> torch.Tensor:
@@ -374,7 +350,7 @@ def filled(
 
 
 def returns(reward_TR: torch.Tensor, bootstrap_R: torch.Tensor, gamma: float) -> torch.Tensor:
-    """(T, R) R_t = r_t + gamma R_(t+1), from the value after the last on (Mnih et al. 2016, S3).
+    """(T, R) R_t = r_t + gamma R_(t+1), from the value after the last (Mnih et al. 2016, S3).
 
     >>> returns(torch.tensor([[1.0], [2.0]]), torch.tensor([4.0]), 0.5).flatten().tolist()
     [3.0, 4.0]
@@ -395,10 +371,9 @@ def loss(  # noqa: PLR0913, PLR0917 - what the papers name
     weight_TR: torch.Tensor,
     entropy_weight: float,
 ) -> torch.Tensor:
-    """The sum of actor and critic losses, a weighted mean over rows (weight 0: key not called).
+    """-log pi(a) A - beta H(pi) + (target - V)^2 / 2, a mean over rows by weight.
 
-    -log pi(a) A - beta H(pi) + (target - V)^2 / 2 (Mnih et al. 2016, section 4.2 and S3; half of
-    its critic's gradient, since encoder and step are shared).
+    Half of the critic's gradient of Mnih et al. 2016 (4.2, S3): encoder and step are shared.
     """
     of_action_TR = log_TRA.gather(2, action_TR.unsqueeze(2)).squeeze(2)
     entropy_TR = -(log_TRA.exp() * log_TRA.clamp_min(-1e4)).sum(dim=2)
@@ -408,18 +383,13 @@ def loss(  # noqa: PLR0913, PLR0917 - what the papers name
 
 
 _ALPHA: Final = 0.99
-#: The paper gives no value; the common 0.1 would make it plain gradient descent here.
+#: The common 0.1 would make it plain gradient descent; the paper gives none.
 _EPSILON: Final = 1e-5
 _MOST_NORM: Final = 40.0
 
 
 class SharedRmsProp:
-    """RMSProp with a statistic shared by all actors, updated without a lock (Mnih et al. 2016).
-
-        g <- alpha g + (1 - alpha) d^2,    theta <- theta - eta d / sqrt(g + epsilon)
-
-    `torch.optim.RMSprop` adds epsilon outside of the root, and keeps one statistic a process.
-    """
+    """RMSProp shared without a lock (Mnih et al. 2016); torch's has epsilon outside of the root."""
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self.parameters = list(parameters)
@@ -439,10 +409,7 @@ class SharedRmsProp:
 def descend(
     total: torch.Tensor, network: ActorCritic, optimizer: SharedRmsProp, recipe: Recipe, number: int
 ) -> None:
-    """One gradient step on a loss; the learning rate falls linearly to 0 over the run.
-
-    Gradients are clipped to a norm of 40, as in IMPALA (Espeholt et al. 2018, appendix D).
-    """
+    """A gradient step, the rate falling linearly to 0, the norm clipped to 40 as in IMPALA."""
     found: Sequence[torch.Tensor | None] = torch.autograd.grad(
         total, list(network.parameters()), allow_unused=True
     )
@@ -459,11 +426,7 @@ def update(
     optimizer: SharedRmsProp,
     count: Callable[[], int],
 ) -> tuple[float, float, int]:
-    """Play one trajectory, and update the shared weights without a lock (Mnih et al. 2016, S3).
-
-    `own` is a local network of the same form as `shared`; `count` counts the updates of all actors.
-    Returns the loss, the speedup over NCCL's own choice, and the calls that were played.
-    """
+    """Play a trajectory, and update the shared weights; its loss, speedup and calls."""
     recipe = player.recipe
     own.load_state_dict(shared.state_dict())
     played = player.play(own)
@@ -486,12 +449,11 @@ def update(
 
 
 class ActorLearners(Playing):
-    """The updates of asynchronous actor-learner processes."""
+    """Updates of asynchronous actor-learner processes."""
 
     def __init__(
         self, network: ActorCritic, orders: Sequence[ActorSettings], make: Callable[[], ActorCritic]
     ) -> None:
-        """Keep the shared network; `make` makes the local network of an actor."""
         optimizer = SharedRmsProp(list(network.share_memory().parameters()))
         self._count = CONTEXT.Value("l", 0)
         actors = ActorProcesses(orders, _play, make, network, optimizer, self._count)
@@ -516,7 +478,6 @@ def _play(  # noqa: PLR0913, PLR0917 - what one process is given
     optimizer: SharedRmsProp,
     count: Any,
 ) -> None:
-    """An actor-learner process: runs until all updates are made."""
 
     def counted() -> int:
         with count.get_lock():

@@ -1,10 +1,8 @@
 """IMPALA (Espeholt et al. 2018): actors play, one learner updates, asynchronously.
 
-An actor copies the weights at the start of a trajectory and plays on while the learner updates
-them; V-trace corrects for this difference. Actors are processes here, whose trajectories are
-dropped where they do not fit into the queue (their calls are counted), or those of a Ray cluster.
-There every actor has a trajectory to play and one that waits behind it. A node that dies costs the
-trajectories that it had: Ray begins its actors anew elsewhere, or when there is room again.
+V-trace corrects for weights that move on while an actor plays. Local actors drop trajectories that
+do not fit into the queue, but count their calls. Actors on a Ray cluster have one to play and one
+that waits; a node that dies costs those, and Ray starts its actors again.
 """
 
 import os
@@ -35,29 +33,25 @@ from dynamiccl.train.online.a3c import (
 )
 from dynamiccl.train.recipe import Recipe
 
-#: Queue capacity in trajectories per actor: a longer queue holds more off-policy data.
 _WAITING: Final = 2
 
 
 class Learner(Playing):
-    """The updates of one learner on trajectories of actors."""
+    """Updates of one learner on trajectories of actors."""
 
     def __init__(self, network: ActorCritic, actors: Any, recipe: Recipe) -> None:
-        """`actors` play with the network's weights: processes here, or a Ray cluster's.
-
-        Their `next` waits for a trajectory and the calls played for it, dropped ones included.
-        """
+        """`actors.next` waits for a trajectory and the calls played, dropped ones included."""
         self._optimizer = SharedRmsProp(list(network.parameters()))
         super().__init__(network, self._optimizer.squares, actors)
         self._recipe = recipe
 
     def update(self, step: int) -> dict[str, float]:
-        """Wait for a trajectory, and update on it; raises UserError when an actor died."""
+        """Wait for a trajectory, and update on it; UserError when an actor died."""
         played, calls = self.actors.next()
         return self.made(self.learn(played, step), played.speedup, calls)
 
     def learn(self, played: Trajectory, number: int) -> float:
-        """One update on one trajectory; returns its loss."""
+        """Update on one trajectory; its loss."""
         recipe = self._recipe
         log_SRA, value_SR, _ = self.network(played.seen, played.state)
         known_SR = value_SR.detach()
@@ -87,7 +81,7 @@ class Learner(Playing):
 def local_actors(
     network: ActorCritic, orders: Sequence[ActorSettings], make: Callable[[], ActorCritic]
 ) -> ActorProcesses:
-    """Actors as local processes, which read the learner's weights in shared memory."""
+    """Local processes, which read the learner's weights in shared memory."""
     room = _WAITING * len(orders)
     return ActorProcesses(orders, _play, make, network.share_memory(), room=room)
 
@@ -120,15 +114,12 @@ def vtrace(
     rho_most: float,
     c_most: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """V-trace (section 4.1): corrected targets of values (T, R), and advantages of actions (T, R).
+    """V-trace (section 4.1): targets of values (T, R), and advantages of actions (T, R).
 
-    `log_ratio_TR` is ln pi(a) / mu(a) of the actions that were taken, `value_SR` (T + 1, R) has the
-    value after the last.
+    `log_ratio_TR` is ln pi(a) / mu(a); rho and c are the ratio, clipped from above.
 
         v_t = V_t + d_t + gamma c_t (v_(t+1) - V_(t+1)),  d_t = rho_t (r_t + gamma V_(t+1) - V_t)
         advantage = rho_t (r_t + gamma v_(t+1) - V_t)
-
-    rho and c are the ratio, clipped from above. On policy v_t is the n-step return.
 
     >>> off = vtrace(torch.zeros(2, 1), torch.tensor([[1.0], [2.0]]),
     ...              torch.tensor([[0.0], [0.0], [4.0]]), 0.5, rho_most=1.0, c_most=1.0)
@@ -148,25 +139,23 @@ def vtrace(
     return target_TR, rho_TR * (reward_TR + gamma * after_TR - value_SR[:-1])
 
 
-# --- Ray ---
-
-#: Trajectories requested from each actor ahead of time.
+#: Trajectories of an actor that are asked for.
 _ASKED: Final = 2
-#: Seconds without any trajectory after which the run ends, and seconds of one poll.
+#: Seconds until the run ends, and of one poll.
 _PATIENCE_S: Final = 300.0
 _PAUSE_S: Final = 1.0
-#: Where Ray itself looks for a cluster: RAY_ADDRESS, then one that was started on this machine.
+#: Ray looks at RAY_ADDRESS, then for a cluster on this machine.
 AUTO: Final = "auto"
-#: Seconds in which a head takes a connection, and in which its cluster is joined (1 to 2 usually).
+#: Seconds of a head's answer, and of joining (1 to 2 usually).
 _ANSWER_S: Final = 10.0
 _JOIN_S: Final = 30.0
 _JOIN: Final = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, logging_level='error')"
 
 
 def check_cluster(address: str, join_s: float = _JOIN_S) -> None:
-    """Raise UserError for an invalid address of a head, MachineError if nothing answers there.
+    """Raise UserError for an address that is none, MachineError if no head answers.
 
-    It is tried in a child process: a wrong address can block Ray for minutes, or abort it.
+    A child process tries: a wrong address can block Ray for minutes, or abort it.
     """
     if address != AUTO:
         _knock(address)
@@ -203,7 +192,6 @@ def _knock(address: str) -> None:
 
 
 def _ray() -> Any:
-    """Ray, which is an extra of the package; nothing is sent, and no notice is printed."""
     #   RAY_USAGE_STATS_ENABLED  set to 0 where it is not set: Ray sends nothing.
     #   RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO  set to 0 where it is not set: no notice of Ray's.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -214,14 +202,13 @@ def _ray() -> Any:
 
 
 class RayActors:
-    """Trajectories from a Ray cluster (`impala.Learner`)."""
+    """Trajectories from a Ray cluster."""
 
     def __init__(self, network: ActorCritic, orders: Sequence[ActorSettings], address: str) -> None:
-        """Keep the learner's network. Raises UserError and MachineError as `check_cluster`."""
         self._ray = _ray()
         check_cluster(address)
         self._network, self._orders, self._address = network, orders, address
-        #: Pending request -> its actor; and lost actors, one entry for each request.
+        #: Pending request -> its actor; and lost actors, one for each request.
         self._asked: dict[Any, Any] = {}
         self._lost: list[Any] = []
         self._stack = ExitStack()
@@ -233,7 +220,7 @@ class RayActors:
         ray = self._ray
         ray.init(self._address, log_to_driver=False, logging_level="error")
         self._stack.callback(ray.shutdown)
-        # A trajectory that was lost is not played again: the weights have moved on.
+        # A lost trajectory is not played again: the weights have moved on.
         make = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0)(_RayActor)
         network = ray.put(self._network)
         for order in self._orders:
@@ -271,7 +258,7 @@ class RayActors:
         self._asked[actor.play.remote(weights)] = actor
 
     def _ask_again(self) -> None:
-        """Request trajectories from lost actors again; fails fast until Ray restarts them."""
+        """Ask lost actors again; fails fast until Ray restarts them."""
         lost, self._lost = self._lost, []
         for actor in lost:
             self._ask(actor)
@@ -283,17 +270,14 @@ class RayActors:
 
 
 class _RayActor:
-    """The actor in a Ray worker, in which Ray leaves it one thread."""
-
     def __init__(self, order: ActorSettings, network: ActorCritic) -> None:
         self._own = network
         self._player = order.player(network.state_units)
 
     def play(self, weights: dict[str, Any]) -> bytes:
-        """The next trajectory with these weights, as `pickle` writes it."""
         import torch
 
-        # Ray's own memory is read-only, which torch warns of: a copy.
+        # Ray's own memory is read-only, which torch warns of.
         state = {name: torch.tensor(value) for name, value in weights.items()}
         self._own.load_state_dict(state)
         return pickle.dumps(self._player.play(self._own))
