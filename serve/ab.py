@@ -34,10 +34,10 @@ from dynamiccl.train.options import Json
 DEFAULT_MODE: Final = "table"
 #: The other verdicts have 0: faster, not worse, not told apart, unknown.
 EXIT_CODES: Final = {"worse": 1, "fails": 1, "not tested": 3, "fails without us": 4}
-#: By how much a job may be slower: less is noise.
+#: A job may be so much slower: less is noise.
 WORSE: Final = 0.02
 PROVEN: Final = frozenset({"faster", "not worse"})
-#: Find a step's time in a line; in ms where the match says so.
+#: Each finds a step's time in a line; in ms where its match says so.
 STEP_TIMES: Final = (
     r"elapsed time per iteration \(ms\):\s*([\d.]+)",  # Megatron-LM
     r"\bstep[ _-]?time[\"']?\s*[:=]?\s*([\d.]+)(?:\s*m?s\b)?",
@@ -57,9 +57,9 @@ _TOLD: Final = re.compile(
 _PREPARED: Final = re.compile(r"dynamiccl-run: ((?:loads no|NCCL's own choice stands).*)")
 #: Between the request to end and the kill.
 _GRACE_S: Final = 10.0
-#: Without --seconds: a launch's limit, in times of the other kind's and at least.
+#: Limit of a launch without --seconds: times the other kind's, and at least.
 _MUCH_LONGER, _LEAST_LIMIT_S = 3.0, 1800.0
-#: Silence that shows that an endless job hangs: of its steps, and seconds.
+#: An endless job hangs that is silent for so many of its steps, and seconds.
 _SILENT_STEPS, _SILENT_S = 20.0, 60.0
 
 
@@ -76,7 +76,7 @@ class Launch:
     #: Steps found without the first ones, and their median; None: too few.
     num_steps: int
     step_s: float | None
-    #: Communicators with a table that acted, all, and why none did on most ranks.
+    #: Communicators in which a table acted, all of them, and most ranks' reason for none.
     acted_in: int
     communicators: int
     reason: str | None
@@ -99,7 +99,7 @@ def launch(
     limit: float,
     step_time: str | None,
 ) -> Launch:
-    """Run a job for `limit` s at most, and leave nothing of it; `step_time` is a pattern."""
+    """Run a job for `limit` s at most, and leave nothing of it; `step_time` replaces STEP_TIMES."""
     began, code = time.monotonic(), None
     with output.open("wb") as log:
         job = subprocess.Popen(
@@ -134,7 +134,7 @@ def launch(
 
 
 def environment_of(arm: str, artifact: Path) -> dict[str, str]:
-    """With NCCL's log; arm `with` names the judged artifact, whatever is installed."""
+    """The arm's environment, with NCCL's log on; an install meanwhile changes no arm."""
     found = dict(os.environ)
     found.pop("NCCL_DEBUG_FILE", None)
     found["PYTHONUNBUFFERED"] = "1"  # else a file gets lines by the hundred
@@ -164,7 +164,7 @@ def _end(job: "subprocess.Popen[bytes]") -> None:
 
 
 def step_of(line: str, step_time: str | None = None) -> float | None:
-    """Seconds of the step that a line tells; None: none."""
+    """Seconds of the step that a line of output tells; None: it tells none."""
     for pattern in [step_time] if step_time else STEP_TIMES:
         if found := re.search(pattern, line, re.IGNORECASE):
             in_ms = re.search(r"(?<![a-z])ms\b", found[0], re.IGNORECASE)
@@ -197,7 +197,7 @@ def tables_in(lines: Iterable[str]) -> tuple[int, int, str | None]:
 
 
 def interval(ratios: Sequence[float], t: Sequence[float] = _T_975) -> tuple[float, float]:
-    """Of the mean of log ratios, by Student's t; infinite with fewer than two."""
+    """Interval of the mean of log ratios, by Student's t; infinite with fewer than two."""
     if len(ratios) < 2:
         return -math.inf, math.inf
     half = t[min(len(ratios) - 1, len(t)) - 1] * stdev(ratios) / math.sqrt(len(ratios))
@@ -210,11 +210,11 @@ def is_worse(ratios: Sequence[float]) -> bool:
 
 
 def conclude(pairs: Sequence[tuple[Launch, Launch]]) -> tuple[str, list[str]]:
-    """A verdict on (with us, without), and what it stands on."""
+    """A verdict on pairs (with us, without), and what it stands on."""
     ours, theirs = pairs[-1]
     if theirs.problem:
         return "fails without us", [f"not our doing, {theirs.in_short}"]
-    # The job's time without us, or else its usual silence, whatever its log interval.
+    # Of an endless job the usual silence, whatever its log interval; else its whole time.
     usual_s = max(_SILENT_S, _SILENT_STEPS * theirs.wall_s / max(theirs.num_steps, 1))
     hangs = ours.was_cut and ours.silent_s > (usual_s if theirs.was_cut else theirs.wall_s)
     if ours.problem or hangs:
@@ -375,7 +375,7 @@ def _tell_installation(record: dict[str, Any], artifact: Path, kill: Path, *, of
         record["switched_off"] = str(kill)
         said = f"switched off: new jobs make NCCL's own choice; on again: rm {kill}"
         record["said"].append(said)
-    # Other modes say nothing of tables, and what shows nothing hides nothing.
+    # Other modes say nothing of tables; an unproven verdict hides no earlier one.
     if off or (record["mode"] == DEFAULT_MODE and record["verdict"] in PROVEN):
         _write(artifact, record)
 

@@ -98,7 +98,7 @@ class PluginIndex:
                 {(f[1], Collective(int(f[2]))): int(f[3]) for f in lines if f[0] == "noise"},
                 {(f[1], int(f[2]), int(f[3])): f[4] for f in lines if f[0] == "table"},
             )
-            # One artifact, one text: another was not written by us.
+            # One artifact, one text: any other was not written by us.
             sound = bool(index.tables) and index.to_bytes() == data
         except (ValueError, IndexError, StopIteration, UserError):
             sound = False
@@ -261,7 +261,7 @@ def installed_plugin(artifact_dir: Path) -> Path | None:
 
 
 def how_to_bind(artifact_dir: Path, system: str = "NAME") -> str:
-    """Commands for a machine like this; an installed artifact stays, for jobs hold its hash."""
+    """Commands to bind a system here; an installed artifact stays, for jobs hold its hash."""
     plugin = installed_plugin(artifact_dir)
     if plugin is None:
         return f"dynamiccl-deploy bind {artifact_dir} --system {system}"
@@ -326,7 +326,7 @@ def pick_table(artifact: Artifact, num_nodes: int, num_ranks: int, system: str |
 
 
 def check_features(manifest: Manifest, where: Path) -> None:
-    """Raise ArtifactMismatch for a policy of another release's features."""
+    """Raise ArtifactMismatch for a policy that learned on another release's features."""
     costs = manifest.cost_table() is not None
     context = feature_table(manifest.launch_profiles, costs=costs)
     wanted = (context, window_table(), WINDOW_LENGTH)

@@ -52,11 +52,11 @@ from dynamiccl.serve.search.policy_search import PolicySearch, Prior, Rules, pre
 from dynamiccl.serve.table import ENTRY, MAX_BINS, DecisionTable
 from dynamiccl.sizes import bin_center_bytes
 
-#: What `brain.pt` wants of a call, as float64; unknown is -1, channels 0.
+#: What `brain.pt` wants of a call, as float64; unknown is -1, of channels 0.
 CALL_COLUMNS: Final = ("valid", *CallColumns.__slots__)
 #: Timed calls with one config before it is judged.
 MIN_CALLS: Final = 3
-#: Few calls a measurement: a window shows only the latest.
+#: A measurement takes few calls: a window shows only the latest.
 RULES: Final = Rules(watch_calls=MIN_CALLS, rest_calls=0)
 
 _log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ class ScriptedBrain(_Script):
             raise CorruptFile(f"{path} is of an older release; export the artifact again")
 
     def decide(self, config: BrainConfig, tasks: Sequence[KeyCalls]) -> DecisionTable | None:
-        """None: unknown shape. Raises ArtifactMismatch for an entry that NCCL cannot run."""
+        """The table; None: unknown shape. Raises ArtifactMismatch for what NCCL cannot run."""
         found = self._module.find_shape(config.system, config.num_nodes, config.num_ranks)
         if not found:
             return None
@@ -256,8 +256,8 @@ class _Progress:
 class TunerBrain:
     """Runs a tuner for the task keys of one communicator.
 
-    Ours begins with the artifact's table, hears of interference by its Trigger, and raises
-    MachineError without torch; AutoCCL's begins with NCCL's choice. UserError for slack.
+    Ours begins with the artifact's table, hears of interference by its Trigger and raises
+    MachineError without torch; AutoCCL's begins with NCCL's choice. Slack raises UserError.
     """
 
     def __init__(self, artifact: Artifact, *, is_ours: bool = False) -> None:
@@ -369,7 +369,7 @@ def _requested(table: DecisionTable | None, task: KeyCalls) -> Config:
 
 
 def _of_latest_config(running: Config, calls: Sequence[Call]) -> list[Call]:
-    """The latest calls under one config, if it can be `running`, whose channels are a maximum."""
+    """The latest calls under one config that `running` can come to; its channels are a maximum."""
     ran = [(call.algorithm, call.protocol, call.num_channels) for call in calls]
     latest = list(takewhile(lambda of: of == ran[-1], reversed(ran)))
     return [
@@ -433,7 +433,7 @@ def brain_command(
 
 
 def answers(questions: Iterable[bytes], make: MakeBrain) -> Iterator[str]:
-    """Answer each line, an exception too; `make` makes each brain that is named."""
+    """Answer each line, an exception with its text; each brain that is named is `make`'s."""
     brains: dict[int, Brain] = {}
     for line in questions:
         told: dict[str, Any] = {}

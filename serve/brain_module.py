@@ -1,8 +1,9 @@
 """The exported brain: policy, feature code and cold observations in one TorchScript module.
 
 `dynamiccl-brain` runs it where there is no Python: recorded calls in, table entries out. The
-features are those of `datasets/history.py`, frozen with the policy that learned on them. Of one
-communicator it remembers a policy's state and the Trigger's part, since a leader's windows overlap.
+features are those of `datasets/history.py`, frozen with the policy that learned on them. A leader's
+windows overlap, so the brain of a communicator remembers a policy's state and, of each stream (a
+task key under one config), the Trigger's.
 
     N questions or task keys, K calls in the window, C columns of a call, W features of a call, H
     features of the history, F features of the context, A actions, R = 5 x size bins questions of a
@@ -34,7 +35,7 @@ from dynamiccl.serve.table import MAX_BINS
 
 #: Task keys of a communicator: a table's collectives and size bins.
 MAX_ROWS: Final = NUM_TUNED_COLLECTIVES * MAX_BINS
-#: Task keys under one config, of a communicator; those beyond stay unwatched.
+#: Streams of a communicator; those beyond stay unwatched.
 MAX_STREAMS: Final = 4096
 
 
@@ -157,7 +158,7 @@ class Watcher(nn.Module):
 
 
 class BrainModule(nn.Module):
-    """From recorded calls to entries of a table; a policy's state is that of the job."""
+    """Recorded calls to table entries; a policy's state steps for keys with new calls."""
 
     has_state: Final[bool]
     systems: list[str]
@@ -302,7 +303,7 @@ def write_brain(
     path: Path,
     trigger: Path | None = None,
 ) -> None:
-    """Write `brain.pt`; raises CorruptFile."""
+    """Write `brain.pt` of a policy and a Trigger; raises CorruptFile."""
     loaded: Any = load_script(policy)[1]
     watching: Any = None if trigger is None else load_script(trigger)[1]
     if trigger is not None and not hasattr(watching, "new_state"):

@@ -25,7 +25,7 @@ from dynamiccl.nccl import NcclVersion
 
 #: A leader's policies in TorchScript; the arbiter looks for it beside itself.
 BRAIN_NAME: Final = "dynamiccl-brain"
-#: Prepares jobs, and tells us the same view of the machine.
+#: It prepares jobs, and tells us what it sees of a machine.
 PROBE_NAME: Final = "dynamiccl-prepare"
 LIBRARY: Final = "libnccl.so.2"
 SOURCE_DIR: Final = Path(__file__).resolve().parent / "plugin"
@@ -67,7 +67,7 @@ def build_plugin(
 
 
 def find_torch() -> Path:
-    """This Python's torch package, not imported; raises MachineError."""
+    """Directory of this Python's torch, not imported; raises MachineError."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise MachineError(
@@ -86,7 +86,7 @@ def find_tool(name: str) -> str:
 
 
 def find_plugin(path: Path | None = None) -> Path:
-    """`path`, or the tuner of `make plugin`; raises MissingPath."""
+    """The plugin at `path`, or of `make plugin`; raises MissingPath."""
     found = path if path is not None else built(TUNER_NAME)
     if not found.is_file():
         raise MissingPath("tuner plugin", found, "build it with 'make plugin'")
@@ -131,7 +131,7 @@ def nccl_libraries(machine: Machine, named: Path | None = None) -> dict[str, Ncc
 
 
 def first_that_loads(libraries: dict[str, NcclVersion | str]) -> NcclVersion | None:
-    """Of the libnccl that jobs are taken to load; None: none loads."""
+    """The version of the libnccl that jobs are taken to load; None: none loads."""
     return next((found for found in libraries.values() if not isinstance(found, str)), None)
 
 

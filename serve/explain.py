@@ -10,7 +10,7 @@ config that passed.
 `collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff`
 
 There both `channels=-1` and a size without a line force ONE channel (plugin.c:361), so we write 0,
-NCCL's own count. To abstain, or an AUTO knob, cannot be said: those are left out and counted.
+NCCL's own count. Bins that abstain or have an AUTO knob cannot be written; they are counted.
 """
 
 import json
@@ -152,7 +152,7 @@ def channels_of(
 
 
 def nccl_csv(table: DecisionTable) -> tuple[str, int, int]:
-    """NVIDIA's format; the numbers of size bins that abstain, and that have an AUTO knob."""
+    """A table in NVIDIA's format; how many bins abstain, and how many have an AUTO knob."""
     lines = [
         "# DynamICCL decision table for NVIDIA's example tuner plugin (NCCL_TUNER_CONFIG_FILE).",
         "# Sizes without a line get ONE channel from that plugin, not NCCL's own choice.",

@@ -1,9 +1,9 @@
 """`dynamiccl-deploy install`: all that a job needs, in one directory that all nodes see.
 
 lib/        the libraries that a job may load
-bin/        dynamiccl-run, which starts dynamiccl-prepare and dynamiccl-arbiter, and that the
-            dynamiccl-brain, where it was built
-artifacts/  the newest by digest: a job keeps the tables that it began with
+bin/        dynamiccl-run; it starts dynamiccl-prepare and dynamiccl-arbiter, which starts
+            dynamiccl-brain where that was built
+artifacts/  the newest, by digest: a job keeps the tables that it began with
 artifact    a link to the one for new jobs, replaced in one step; mode adaptive takes it at once
 env.sh      what dynamiccl-run sets
 key         the secret of the jobs' messages, for its owner alone; kept when installed again
@@ -59,7 +59,7 @@ class Installed:
     key_kept: bool
     killed: bool
     in_short: str
-    #: Why jobs may run as without it, and what to do.
+    #: Why jobs may run as if it were not there, and what to do.
     warnings: list[str]
 
 
@@ -69,7 +69,7 @@ def install(
     """Install an artifact into `to`, with the built `plugin` or one built now.
 
     Raises what `open_artifact` raises, and UserError for a directory that others may write to,
-    and without a gate unless `ungated`; what is there then stays.
+    or an artifact without a gate unless `ungated`; what is there then stays.
     """
     artifact = open_artifact(artifact_dir)
     if not (ungated or artifact.is_gated):

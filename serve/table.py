@@ -1,7 +1,7 @@
 r"""The decision table that the plugin looks up, and its file format.
 
-A network's answers for each (collective, size bin) of a communicator shape, asked beforehand: every
-rank that reads the same integers answers the same, in tens of nanoseconds.
+No network runs inside a job: it is asked beforehand about each (collective, size bin) of a
+communicator shape. Ranks that read the same integers answer alike, in tens of nanoseconds.
 
 One file per shape, `tables/<system>/nodes<N>_ranks<R>.dct`, all numbers little-endian:
 
@@ -67,7 +67,7 @@ CHECKSUM_BYTES: Final = _CHECKSUM.size
 MAX_FILE_BYTES: Final = (
     HEADER_BYTES + NUM_TUNED_COLLECTIVES * MAX_BINS * ENTRY.itemsize + CHECKSUM_BYTES
 )
-#: A plain directory name, the same on any file system.
+#: DYNAMICCL_SYSTEM: a plain directory name, the same on any file system.
 _SYSTEM: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,119}")
 
 
@@ -95,7 +95,7 @@ class DecisionTable:
     #: Bins outside first_bin .. first_bin + num_bins - 1 abstain.
     first_bin: int
     num_bins: int
-    #: ENTRY, [5 collectives][num_bins]; read-only.
+    #: ENTRY records, [5 collectives][num_bins]; read-only.
     entries: npt.NDArray[np.void]
 
     def __post_init__(self) -> None:
@@ -116,7 +116,7 @@ class DecisionTable:
         num_ranks: int,
         first_bin: int = 0,
     ) -> Self:
-        """From rows per tuned collective; raises ValueError for what NCCL cannot run."""
+        """From one row per tuned collective; None abstains. Raises ValueError as the class does."""
         rows = [[config_columns(config or ABSTAIN) for config in row] for row in configs]
         try:
             entries = np.array(rows, dtype=ENTRY)
@@ -147,7 +147,7 @@ class DecisionTable:
                 num_bins=num_bins,
                 entries=body.reshape(NUM_TUNED_COLLECTIVES, -1),
             )
-            # One table, one file: another was not written by us.
+            # One table, one file: a file of other bytes was not written by us.
             reason = "" if table.to_bytes() == data else "its header or checksum does not fit"
         except (struct.error, ValueError) as error:
             reason = str(error)

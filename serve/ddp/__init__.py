@@ -208,7 +208,7 @@ class Step:
         first, last = self.buckets[0], self.buckets[-1]
         packing = [clock.seconds(b.called, b.launched) for b in self.buckets]
         packing_s = sum(packing)
-        # Of other buckets this hides behind the next one's exchange.
+        # For other buckets it hides behind the next one's exchange.
         adding_s = clock.seconds(last.done, last.written)
         # Transfers hide behind backward only: packing uses the same cores.
         hidden_s = clock.seconds(first.launched, last.launched) - sum(packing[1:])
@@ -425,7 +425,7 @@ class NetSense:
         return {name: float(value) for name, value in known.items() if value is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: to be taken between two steps, on every rank."""
+        """For a checkpoint, between two steps, of every rank: error feedback is a rank's own."""
         if self._agreement is not None:
             self._numbers = self._agreement.numbers()
         self._end_step(self._agreement.latency_s() if self._agreement else None)

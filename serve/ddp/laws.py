@@ -29,22 +29,22 @@ class Settings:
     start_ratio: float = 0.01
     min_ratio: float = 0.005
 
-    #: Mode model: communication may take what backward hides (first bucket's launch to last)
-    #: plus this share of compute and compressing: so much longer than with no network time.
+    #: Mode model: communication may take what backward hides (first bucket's launch to last) and
+    #: this share of compute and compressing: the slowdown against an endlessly fast network.
     slowdown: float = 0.15
     #: Mode model: steps in the median B. Three of five must be new to change it.
     bandwidth_window: int = 5
     #: Mode model: steps in the medians of compute, overlap and compressing.
     compute_window: int = 9
-    #: Mode model: a ratio stays while the fitting one differs by less.
+    #: Mode model: a ratio stays while the fitting one differs by a smaller share.
     dead_band: float = 0.1
     #: Mode model: a method never tried is predicted so many times the bandwidth.
     optimism: float = 2.0
-    #: Mode model: another method must be predicted so much faster.
+    #: Mode model: another method must be predicted faster by this share.
     switch_gain: float = 0.15
 
-    #: Mode paper: Algorithm 1's constants. Start-up's increase beta1, and the RTT / RTprop that
-    #: ends it ("excessive"), have no value there. Above `bdp_share` of the BDP the ratio falls.
+    #: Mode paper: Algorithm 1's constants. The increase in start-up, beta1, and the RTT / RTprop
+    #: that ends it ("excessive") have no value there. Above `bdp_share` of the BDP the ratio falls.
     alpha: float = 0.5
     beta1: float = 0.05
     beta2: float = 0.01
@@ -56,8 +56,8 @@ class Settings:
     #: ... and the previous mean gradient's L2 norm is above. Paper: tr_d, no value; below 0.01
     #: most values of a large gradient would be subnormal in 16 bits.
     tr_d: float = 0.01
-    #: This x (1 - ratio) of the weights, the smallest, send no gradients. None: 0.5 in mode
-    #: paper, 0 in mode model: no help is shown. Biases and norms stay: many begin at 0.
+    #: This x (1 - ratio) of the weights, the smallest, send no gradients. None: 0.5 in mode paper,
+    #: and 0 in mode model: no help is shown. Biases and norms stay: many begin at 0.
     pruning: float | None = None
 
     #: Steps in the windows of BtlBw, and of RTprop and the latency L.

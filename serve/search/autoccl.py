@@ -16,8 +16,8 @@ a running job's space has configs alone.
 * Equal times give equal answers. No clock, no thread, no chance, no torch.
 
 **AutoCCL** (algorithm 1) visits the subspaces in turn, that of NCCL's own choice first, descends in
-each (algorithm 2) and keeps the fastest config. No prediction and no limit on a probe's cost; it
-never searches again.
+each (algorithm 2) and keeps the fastest config. It predicts nothing, sets a probe's cost no
+limit, and never searches again.
 """
 
 import math
@@ -32,7 +32,7 @@ from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol, Transport
 
 SubspaceName = tuple[Algorithm | None, Protocol | None, Transport | None]
 _Knobs = tuple[int | None, int | None, int | None]
-#: In the order of the search.
+#: In the order in which they are searched.
 AXES: Final = ("num_channels", "num_threads", "chunk_bytes")
 
 
@@ -73,7 +73,7 @@ class SearchSpace:
         default_runs: Choice | None = None,
         begin: Choice = DEFAULT,
     ) -> None:
-        """Raises ValueError without NCCL's own choice, and for double ones."""
+        """Raises ValueError without NCCL's own choice, and for one twice."""
         self.choices = tuple(choices)
         if len(set(self.choices)) != len(self.choices):
             raise ValueError("a choice stands in the search space twice")
@@ -124,7 +124,7 @@ class SearchSpace:
         return [there for there in steps if there is not None]
 
     def start(self, number: int) -> int:
-        """The subspace's action with knobs nearest to what the default runs."""
+        """A subspace's action with knobs nearest to what the default runs."""
         wanted = self.default_runs.knobs if self.default_runs else (None, None, None)
         actions = self.subspaces[number]
         return min(actions, key=lambda a: (_distance(self.choices[a].knobs, wanted), a))
@@ -149,12 +149,12 @@ class SearchSpace:
 
 
 def _rank(value: int | None) -> float:
-    # Last: for messages that are worth a search, NCCL's own choice is the most that it opens.
+    # Last: for messages that are worth a search, what NCCL chooses is the most that it opens.
     return math.inf if value is None else value
 
 
 def _distance(knobs: _Knobs, wanted: _Knobs) -> float:
-    """Distance in doublings; AUTO is at 0 from AUTO, and else counts as the largest value."""
+    """Distance in doublings; AUTO, but to AUTO, counts as the largest value."""
     total = 0.0
     for value, want in zip(knobs, wanted, strict=True):
         if value == want or value is None:
@@ -245,7 +245,7 @@ class Tuner:
 
 
 def is_disturbed(level: float, *, before: bool) -> bool:
-    """Whether a level (-1: unknown) disturbs calls; a tuner's `alarm` is due at each change.
+    """Whether calls are disturbed; -1, unknown, keeps `before`. A change is a tuner's `alarm`.
 
     >>> is_disturbed(0.1, before=False), is_disturbed(0.1, before=True)
     (False, True)
@@ -298,7 +298,7 @@ class _Descent(Task):
             self.state = State.IMPROVING if improved else State.ADVANCE
 
     def alarm(self) -> None:
-        """It never searches again."""
+        """Ignored: it never searches again."""
 
 
 def _all_subspaces(space: SearchSpace) -> Generator[int, float, None]:

@@ -35,13 +35,13 @@ from dynamiccl.serve.search.autoccl import Key, SearchSpace, SpaceOf, State, Tas
 
 #: Spread by transport and by threads (log time): drawn worlds have neither.
 _LAUNCH_SIGMA: Final = 0.2
-#: Error of a policy (log time); a tenth of it ends searches early (docs/search.md).
+#: Error of a policy (log time); with a tenth, searches stop too early (docs/search.md).
 _POLICY_SIGMA: Final = 1.0
 #: Q values are -time / reference; masked ones are far below (train/networks.py).
 _LEAST_Q: Final = -1e3
-#: Spreads that one observation moves a belief at most.
+#: One observation moves a belief by so many spreads at most.
 _MOST_MOVES: Final = 3.0
-#: Spread between NCCL's own choice and its config, and the config nearest to that.
+#: Spread between NCCL's own choice and the config that it comes to, or nearly so.
 _TWIN: Final = 0.02
 _NEAR_TWIN: Final = 0.1
 _FAINT: Final = 1e-9
