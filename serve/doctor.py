@@ -38,7 +38,7 @@ from dynamiccl.train.options import Json
 OK, WARN, FAIL, UNKNOWN = CheckStatus
 #: Names the vendor's tuner that is asked first.
 NEXT_TUNER: Final = "DYNAMICCL_NEXT_TUNER"
-#: ABI versions of our profilers (`src/plugin/profiler.cc`: 2.27 to 2.29).
+#: ABI versions of our profilers (NCCL `src/plugin/profiler.cc`, 2.27 to 2.29).
 PROFILER_ABI: Final = (4, 5, 6)
 _NOT_BOUND: Final = (
     "not bound: groups, whose calls' channels add up; registered NVLS buffers, for which NCCL sets "
