@@ -1,9 +1,8 @@
 """`dynamiccl-deploy ab`, the proof in the job: its step time with DynamICCL and without, in turns.
 
-A launch is worth the median of the step times in its output, or its whole time where it tells none.
-In how many communicators a table acted is in NCCL's log, which launches of both arms print.
-The first pair's order is drawn and each other pair's is the reverse of the one before, so that
-neither arm gains from what grows warm, fills up or slows down meanwhile.
+A launch is worth its median step time, or its whole time where its output tells none. NCCL's log
+tells where tables acted. The first order is drawn, then reversed pair by pair, so that neither arm
+gains from what warms up, fills up or slows down.
 """
 
 import json
@@ -32,23 +31,21 @@ from dynamiccl.errors import UserError
 from dynamiccl.serve.install import RUN_NAME
 from dynamiccl.train.options import Json
 
-#: The mode of a job that says none.
 DEFAULT_MODE: Final = "table"
-#: Verdict -> exit code. The others, with 0: faster, not worse, not told apart, unknown.
+#: The other verdicts have 0: faster, not worse, not told apart, unknown.
 EXIT_CODES: Final = {"worse": 1, "fails": 1, "not tested": 3, "fails without us": 4}
-#: By how much a job may be slower: what is less is noise.
+#: A job may be so much slower: less is noise.
 WORSE: Final = 0.02
-#: What proves that a step is no longer.
 PROVEN: Final = frozenset({"faster", "not worse"})
-#: Each finds a step's time in a line of output; in ms where what it matches says so.
+#: Each finds a step's time in a line; in ms where its match says so.
 STEP_TIMES: Final = (
     r"elapsed time per iteration \(ms\):\s*([\d.]+)",  # Megatron-LM
     r"\bstep[ _-]?time[\"']?\s*[:=]?\s*([\d.]+)(?:\s*m?s\b)?",
     r"\b([\d.]+)\s*m?s/(?:it|step|iter)\b",  # tqdm
 )
-#: Steps that are left out of each launch, those that are needed then, and the pairs before a stop.
+#: Steps left out of a launch, steps needed then, and pairs before a stop.
 _WARM_UP, _LEAST_STEPS, _LEAST_PAIRS = 5, 3, 3
-#: Student's t by degrees of freedom from 1 on, the last for more: two-sided 95 %, and one-sided
+#: Student's t by degrees of freedom from 1, the last for more: two-sided 95 %, and one-sided
 #: 99.5 % for what is asked after each pair.
 _T_975: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201)
 _T_995: Final = (63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.106)
@@ -57,13 +54,12 @@ _TOLD: Final = re.compile(
     r"DYNAMICCL: (\d+) ranks on (\d+) nodes: "
     r"(?:the artifact's table, from call 0: it acts in (\d+) |NCCL's own choice stands: (.*))"
 )
-#: What dynamiccl-run and dynamiccl-prepare say where no table can act.
 _PREPARED: Final = re.compile(r"dynamiccl-run: ((?:loads no|NCCL's own choice stands).*)")
-#: How long a job that is told to end may take until it is killed.
+#: Between the request to end and the kill.
 _GRACE_S: Final = 10.0
-#: A launch without a limit may take so many times as long as the other kind's, and that at least.
+#: Limit of a launch without --seconds: times the other kind's, and at least.
 _MUCH_LONGER, _LEAST_LIMIT_S = 3.0, 1800.0
-#: An endless job hangs that says nothing for so many of its steps, and so many seconds.
+#: An endless job hangs that is silent for so many of its steps, and seconds.
 _SILENT_STEPS, _SILENT_S = 20.0, 60.0
 
 
@@ -73,17 +69,14 @@ class Launch:
 
     arm: str
     output: str
-    #: Why it counts as failed; None: it ran well.
     problem: str | None
     wall_s: float
-    #: Whether it was ended when its time was up.
     was_cut: bool
-    #: For how long it had said nothing when it ended, or was.
     silent_s: float
-    #: Steps of which a time was found but for the first ones, and their median; None: too few.
+    #: Steps found without the first ones, and their median; None: too few.
     num_steps: int
     step_s: float | None
-    #: Communicators in which a table acted, all of them, and why none did, as most ranks have it.
+    #: Communicators in which a table acted, all of them, and most ranks' reason for none.
     acted_in: int
     communicators: int
     reason: str | None
@@ -106,10 +99,7 @@ def launch(
     limit: float,
     step_time: str | None,
 ) -> Launch:
-    """Run a job once, for `limit` s at most; nothing of it is left when this ends.
-
-    `step_time` is in place of STEP_TIMES.
-    """
+    """Run a job for `limit` s at most, and leave nothing of it; `step_time` replaces STEP_TIMES."""
     began, code = time.monotonic(), None
     with output.open("wb") as log:
         job = subprocess.Popen(
@@ -122,14 +112,14 @@ def launch(
         )
     try:
         with suppress(subprocess.TimeoutExpired):
-            # Polars takes SIGINT with SA_RESTART: a wait without a limit would not hear Ctrl-C.
+            # Without a limit it hears no Ctrl-C: Polars takes SIGINT with SA_RESTART.
             code = job.wait(limit)
     finally:
-        # Before it is ended: launchers speak when they are.
+        # Before it is ended, which makes launchers speak.
         silent_s = time.time() - output.stat().st_mtime
         _end(job)
     wall_s = time.monotonic() - began
-    # A carriage return ends a line, too, as progress bars have it.
+    # Progress bars end lines with a carriage return.
     with output.open(encoding="utf-8", errors="replace") as lines:
         steps = [step for line in lines if (step := step_of(line, step_time))][_WARM_UP:]
         lines.seek(0)
@@ -144,10 +134,7 @@ def launch(
 
 
 def environment_of(arm: str, artifact: Path) -> dict[str, str]:
-    """This environment, with NCCL's log in the job's output; `without` us without what is ours.
-
-    With us it names the artifact that is judged, whatever is installed meanwhile.
-    """
+    """The arm's environment, with NCCL's log on; an install meanwhile changes no arm."""
     found = dict(os.environ)
     found.pop("NCCL_DEBUG_FILE", None)
     found["PYTHONUNBUFFERED"] = "1"  # else a file gets lines by the hundred
@@ -168,7 +155,7 @@ def environment_of(arm: str, artifact: Path) -> dict[str, str]:
 
 
 def _end(job: "subprocess.Popen[bytes]") -> None:
-    """End what is left of a launch's process group; a second Ctrl-C kills it at once."""
+    """End what is left of a process group; a second Ctrl-C kills it at once."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(job.pid, number)
@@ -177,7 +164,7 @@ def _end(job: "subprocess.Popen[bytes]") -> None:
 
 
 def step_of(line: str, step_time: str | None = None) -> float | None:
-    """Seconds of the step that a line of output tells; None where it tells none."""
+    """Seconds of the step that a line of output tells; None: it tells none."""
     for pattern in [step_time] if step_time else STEP_TIMES:
         if found := re.search(pattern, line, re.IGNORECASE):
             in_ms = re.search(r"(?<![a-z])ms\b", found[0], re.IGNORECASE)
@@ -202,7 +189,7 @@ def tables_in(lines: Iterable[str]) -> tuple[int, int, str | None]:
             reason = found[1]
         if reason:
             reasons[reason.strip()] += 1
-    # There is a line of each rank.
+    # Each rank prints a line.
     counts = [(acted, -(-number // ranks)) for (ranks, _, acted), number in said.items()]
     acted_in = sum(count for acted, count in counts if acted)
     reason = reasons.most_common(1)[0][0] if reasons else None
@@ -210,7 +197,7 @@ def tables_in(lines: Iterable[str]) -> tuple[int, int, str | None]:
 
 
 def interval(ratios: Sequence[float], t: Sequence[float] = _T_975) -> tuple[float, float]:
-    """Of the mean of log ratios, by quantiles of Student's t; infinite with fewer than two."""
+    """Interval of the mean of log ratios, by Student's t; infinite with fewer than two."""
     if len(ratios) < 2:
         return -math.inf, math.inf
     half = t[min(len(ratios) - 1, len(t)) - 1] * stdev(ratios) / math.sqrt(len(ratios))
@@ -218,16 +205,16 @@ def interval(ratios: Sequence[float], t: Sequence[float] = _T_975) -> tuple[floa
 
 
 def is_worse(ratios: Sequence[float]) -> bool:
-    """Whether the job is slower beyond noise, though that is asked after each pair."""
+    """Whether the job is slower beyond noise, though asked after each pair."""
     return len(ratios) >= _LEAST_PAIRS and interval(ratios, _T_995)[0] > math.log1p(WORSE)
 
 
 def conclude(pairs: Sequence[tuple[Launch, Launch]]) -> tuple[str, list[str]]:
-    """A verdict on pairs of launches with us and without, and what it stands on."""
+    """A verdict on pairs (with us, without), and what it stands on."""
     ours, theirs = pairs[-1]
     if theirs.problem:
         return "fails without us", [f"not our doing, {theirs.in_short}"]
-    # As long as the job takes without us, else as seldom as it speaks, whatever its log's interval.
+    # Of an endless job the usual silence, whatever its log interval; else its whole time.
     usual_s = max(_SILENT_S, _SILENT_STEPS * theirs.wall_s / max(theirs.num_steps, 1))
     hangs = ours.was_cut and ours.silent_s > (usual_s if theirs.was_cut else theirs.wall_s)
     if ours.problem or hangs:
@@ -254,10 +241,7 @@ def conclude(pairs: Sequence[tuple[Launch, Launch]]) -> tuple[str, list[str]]:
 
 
 def tables_acted(pairs: Sequence[tuple[Launch, Launch]]) -> tuple[bool, str]:
-    """Whether tables acted with us alone, and in how many communicators.
-
-    In modes observe and adaptive none need act from call 0 on.
-    """
+    """Whether tables acted with us alone, or the mode needs none, and in how many communicators."""
     if any(theirs.acted_in for _, theirs in pairs):
         return False, "tables acted without DynamICCL, too: the command loads it by itself"
     acted = sum(ours.acted_in for ours, _ in pairs)
@@ -272,9 +256,6 @@ def tables_acted(pairs: Sequence[tuple[Launch, Launch]]) -> tuple[bool, str]:
             "it NCCL 2.24 or later, and does the job leave NCCL_DEBUG=INFO as it is?"
         )
     return acted > 0 or os.environ.get("DYNAMICCL_MODE") in {"observe", "adaptive"}, said
-
-
-# --- The command ---
 
 
 def ab_command(
@@ -334,7 +315,7 @@ def ab_command(
     with cli.interruptible(lambda: f"{record['said'][0]}; {out / AB_NAME} keeps it"):
         if seconds is None:
             first = launched(0, "without")
-            # A job that hangs with us is to be found though nobody watches.
+            # A job that hangs with us is found though nobody watches.
             limit = max(_LEAST_LIMIT_S, _MUCH_LONGER * first.wall_s)
             if first.problem:
                 record["verdict"], record["said"] = conclude([(first, first)])
@@ -345,7 +326,7 @@ def ab_command(
             done.append((pair["with"], pair["without"]))
             record["verdict"], record["said"] = conclude(done)
             record["launches"] += [asdict(each) for each in pair.values()]
-            # Now, so that nothing is lost however often somebody presses Ctrl-C.
+            # Here, so that a second Ctrl-C loses nothing.
             _write(out, record)
     code = EXIT_CODES.get(record["verdict"], 0)
     try:
@@ -362,7 +343,6 @@ def ab_command(
 
 
 def _wrapper(home: Path | None) -> Path:
-    """dynamiccl-run of the installation that is named, else of the environment's."""
     named = home or os.environ.get("DYNAMICCL_HOME")
     folder = str(Path(named).absolute() / "bin") if named else None
     found = shutil.which(RUN_NAME, path=folder)
@@ -375,7 +355,6 @@ def _wrapper(home: Path | None) -> Path:
 
 
 def _check(command: list[str], kill: Path, step_time: str | None, out: Path) -> None:
-    """Raise UserError for what would not run, and for what an earlier outcome forbids."""
     if kill.exists():
         raise UserError(f"the artifact is switched off; on again: rm {kill}")
     if (out / AB_NAME).exists():
@@ -391,13 +370,12 @@ def _check(command: list[str], kill: Path, step_time: str | None, out: Path) -> 
 
 
 def _tell_installation(record: dict[str, Any], artifact: Path, kill: Path, *, off: bool) -> None:
-    """Switch the artifact off, and keep the record beside it where it says something of it."""
     if off:
         kill.touch()
         record["switched_off"] = str(kill)
         said = f"switched off: new jobs make NCCL's own choice; on again: rm {kill}"
         record["said"].append(said)
-    # What another mode shows says nothing of the tables, and what shows nothing hides nothing.
+    # Other modes say nothing of tables; an unproven verdict hides no earlier one.
     if off or (record["mode"] == DEFAULT_MODE and record["verdict"] in PROVEN):
         _write(artifact, record)
 

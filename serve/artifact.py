@@ -1,9 +1,9 @@
 """The artifact: a policy directory with decision tables for the plugin, and its verification.
 
 policy.pt       TorchScript: window, context, mask -> action, q values
-brain.pt        TorchScript: recorded calls -> table entries, for the leader of a job; the
-                policy is in it, and the Trigger where there is one
-gate.json       what a gate saw of every size bin in which the policy acts; where one judged it
+brain.pt        TorchScript: recorded calls -> table entries, for the leader of a job; holds the
+                policy, and the Trigger where there is one
+gate.json       what a gate saw of every size bin in which the policy acts
 manifest.json   features, catalogue, supports, hashes (datasets/manifest.py)
 tables/         integer decision tables, one a system and communicator shape
 plugin.index    what the plugin reads
@@ -16,8 +16,8 @@ The plugin has no JSON reader and no torch. Its index has lines of fields betwee
     noise             NAME   number of the collective   parts per million by which repeats differ
     table             NAME   num_nodes   num_ranks      SHA-256 of the .dct file
 
-At most 64 KiB; serve/plugin/prepare/prepare.cpp reads it. It is made last, so the manifest does not
-list it, and its own SHA-256 stands for the whole artifact when ranks compare theirs.
+At most 64 KiB; serve/plugin/prepare/prepare.cpp reads it. Made last, it is not in the manifest; its
+SHA-256 stands for the whole artifact when ranks compare theirs.
 """
 
 import hashlib
@@ -45,7 +45,6 @@ INDEX_VERSION: Final = 1
 MAX_BYTES: Final = 1 << 16
 MAX_NOISE_PPM: Final = 10**9
 _log = logging.getLogger(__name__)
-#: What the commands are given.
 ArtifactDir = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="Artifact directory.")]
 
 
@@ -61,7 +60,6 @@ class PluginIndex:
     manifest_sha256: str
     #: Fingerprint -> system.
     systems: Mapping[str, str]
-    #: (system, collective) -> parts per million.
     noise_ppm: Mapping[tuple[str, Collective], int]
     #: (system, num_nodes, num_ranks) -> SHA-256.
     tables: Mapping[tuple[str, int, int], str]
@@ -84,7 +82,7 @@ class PluginIndex:
 
     @classmethod
     def read(cls, directory: Path) -> Self:
-        """Read an artifact's index; raises ArtifactMismatch when it has none, and CorruptFile."""
+        """Read an index; raises ArtifactMismatch where there is none, and CorruptFile."""
         path = directory / INDEX_NAME
         if not path.is_file():
             raise ArtifactMismatch(
@@ -100,7 +98,7 @@ class PluginIndex:
                 {(f[1], Collective(int(f[2]))): int(f[3]) for f in lines if f[0] == "noise"},
                 {(f[1], int(f[2]), int(f[3])): f[4] for f in lines if f[0] == "table"},
             )
-            # One artifact, one text: what is not written so was not written by us.
+            # One artifact, one text: any other was not written by us.
             sound = bool(index.tables) and index.to_bytes() == data
         except (ValueError, IndexError, StopIteration, UserError):
             sound = False
@@ -109,7 +107,7 @@ class PluginIndex:
         return index
 
     def write(self, directory: Path) -> None:
-        """Write it into an artifact, replacing the one there."""
+        """Write the index, replacing the one there."""
         hidden = directory / f".{INDEX_NAME}"
         hidden.write_bytes(self.to_bytes())
         hidden.replace(directory / INDEX_NAME)
@@ -136,16 +134,16 @@ class PluginIndex:
 
     @property
     def sha256(self) -> str:
-        """Hash that identifies the artifact; ranks compare it."""
+        """The artifact's identity, which ranks compare."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     @property
     def system_names(self) -> list[str]:
-        """The systems that have tables, sorted."""
+        """Systems that have tables, sorted."""
         return sorted({system for system, _, _ in self.tables})
 
     def machines_of(self, system: str) -> list[str]:
-        """The fingerprints assigned to a system, sorted."""
+        """A system's fingerprints, sorted."""
         return sorted(text for text, name in self.systems.items() if name == system)
 
     def bound(self, system: str, fingerprint: str) -> Self:
@@ -156,7 +154,7 @@ class PluginIndex:
 
 
 def known_machines(supports: Sequence[Support]) -> dict[str, str]:
-    """The machines on which every table of a system was measured: fingerprint -> system."""
+    """Fingerprint -> system, of machines on which each of its tables was measured."""
     of_system: dict[str, set[str]] = {}
     for support in supports:
         found = set(support.fingerprints)
@@ -176,9 +174,6 @@ def known_machines(supports: Sequence[Support]) -> dict[str, str]:
     return {name: systems[0] for name, systems in systems_of.items() if len(systems) == 1}
 
 
-# --- The artifact ---
-
-
 @dataclass(frozen=True, slots=True)
 class TableInfo:
     """One decision table of an artifact."""
@@ -188,9 +183,8 @@ class TableInfo:
     num_ranks: int
     path: str
     entries: int
-    #: Entries that tell NCCL something; the others abstain.
     acting: int
-    #: Size bins that abstain though NCCL's own choice takes more channels than answers may.
+    #: Abstaining bins where NCCL's own choice takes more channels than answers may.
     beyond: int
 
 
@@ -210,7 +204,7 @@ class Artifact:
 
     @property
     def in_short(self) -> str:
-        """One line: gated or not, and how much of the tables acts."""
+        """Gated or not, and how much of the tables acts, in a line."""
         acting = sum(info.acting for info in self.tables)
         entries = sum(info.entries for info in self.tables)
         word = "gated" if self.is_gated else "NOT gated"
@@ -221,13 +215,12 @@ class Artifact:
                 bins += f", in {beyond} or more with more channels than answers may take"
             bins += f"; {self.manifest.slack.promise}"
         if acting and not self.index.systems:
-            # What to bind, and on which node, is in the warnings.
             return f"{word}; acts on no machine yet (dynamiccl-deploy bind); on one, {bins}"
         return f"{word}; acts {bins}"
 
     @property
     def warnings(self) -> list[tuple[str, str]]:
-        """Why jobs under it may run as without it: what is so, and what to do."""
+        """Why jobs may run as without it, and what to do."""
         found = []
         if not any(info.acting for info in self.tables):
             why = "no gain was shown, or too little was measured: measure more, and gate that"
@@ -237,13 +230,13 @@ class Artifact:
         return found
 
     def refuse_slack(self, why: str) -> None:
-        """Raise UserError for an artifact with slack: its tables alone keep to it."""
+        """Raise UserError for an artifact with slack: only its tables keep to it."""
         if slack := self.manifest.slack:
             where = f"{self.directory} has {slack.terms}"
             raise UserError(f"{where}, {why}: leave its tables as they are")
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as plain data for `json.dumps`."""
+        """Plain data for `json.dumps`."""
         return {
             "artifact": str(self.directory),
             "gated": self.is_gated,
@@ -262,16 +255,13 @@ class Artifact:
 
 
 def installed_plugin(artifact_dir: Path) -> Path | None:
-    """The plugin that was installed with an artifact; None if it is no installation."""
+    """The plugin installed with an artifact; None: it is no installation."""
     found = artifact_dir.absolute().parent / "lib" / TUNER_NAME
     return found if found.is_file() else None
 
 
 def how_to_bind(artifact_dir: Path, system: str = "NAME") -> str:
-    """The commands that let an artifact's tables of a system act on a machine like this.
-
-    An installed one is left as it is: the next `install` would undo it, and jobs hold its hash.
-    """
+    """Commands to bind a system here; an installed artifact stays, for jobs hold its hash."""
     plugin = installed_plugin(artifact_dir)
     if plugin is None:
         return f"dynamiccl-deploy bind {artifact_dir} --system {system}"
@@ -284,10 +274,7 @@ def how_to_bind(artifact_dir: Path, system: str = "NAME") -> str:
 def acts_nowhere(
     artifact_dir: Path, system: str, index: PluginIndex | None = None
 ) -> list[tuple[str, str]]:
-    """What is so, and what to do, where no machine is bound to a system of an artifact.
-
-    `index` is the artifact's, where it is read already.
-    """
+    """What is so, and what to do, where no machine is bound to a system."""
     if (index or PluginIndex.read(artifact_dir)).machines_of(system):
         return []
     advice = f"on a node like those of the data: {how_to_bind(artifact_dir, system)}"
@@ -295,10 +282,7 @@ def acts_nowhere(
 
 
 def open_artifact(directory: Path) -> Artifact:
-    """Verify hashes, features and tables; needs no torch.
-
-    Raises what `Manifest.read` raises, CorruptFile, and ArtifactMismatch.
-    """
+    """Verify without torch; raises as `Manifest.read`, CorruptFile and ArtifactMismatch."""
     manifest = Manifest.read(directory)
     check_features(manifest, directory)
     supports, tables = table_supports(manifest), []
@@ -325,10 +309,7 @@ def open_artifact(directory: Path) -> Artifact:
 
 
 def pick_table(artifact: Artifact, num_nodes: int, num_ranks: int, system: str | None) -> TableInfo:
-    """The table of a communicator shape.
-
-    Raises UnknownName (no such shape or system) and UserError (several systems have that shape).
-    """
+    """The table of a shape; raises UnknownName, and UserError where systems share the shape."""
     shape = num_nodes, num_ranks
     shaped = {t.system: t for t in artifact.tables if (t.num_nodes, t.num_ranks) == shape}
     if not shaped:
@@ -345,7 +326,7 @@ def pick_table(artifact: Artifact, num_nodes: int, num_ranks: int, system: str |
 
 
 def check_features(manifest: Manifest, where: Path) -> None:
-    """Raise ArtifactMismatch for a policy that learned on the features of another release."""
+    """Raise ArtifactMismatch for a policy that learned on another release's features."""
     costs = manifest.cost_table() is not None
     context = feature_table(manifest.launch_profiles, costs=costs)
     wanted = (context, window_table(), WINDOW_LENGTH)

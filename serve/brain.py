@@ -1,20 +1,14 @@
 """`dynamiccl-deploy brain`: the process that a leader asks what a running job should do next.
 
-Questions come a line of JSON each on stdin, answers go to stdout: `serve/plugin/brain/message.h`.
-The leader starts it (DYNAMICCL_BRAIN) and kills one that does not answer in time.
+Questions and answers are lines of JSON: `serve/plugin/brain/message.h`. The leader starts it
+(DYNAMICCL_BRAIN), and kills one that does not answer in time. A policy is an object with
+`decide(config, history)`, made for each communicator by `make(artifact)`: ours by name, yours by
+`--policy my_module:make`. The plugin checks the proposed table; all ranks agree on it.
 
-A policy is an object with `decide(config, history)`; one is made for each communicator by
-`make(artifact)`: ours by name, or yours by `--policy my_module:make`. It proposes whole tables; the
-plugin checks every table, and all ranks agree on it before it takes effect.
-
-Two of ours are tuners of `serve/search`. The leader asks a brain every DYNAMICCL_ADAPT_INTERVAL_S,
-with the latest calls of each task key. So a probe lasts for one interval and not for one call: the
-interval is the cost of a slow probe. New calls in a window that certainly ran the requested config
-are passed to the tuner; its next request goes into the returned table. Only knobs that NCCL takes
-call by call are searched: algorithm, protocol, channels, and chunk size where the artifact's NCCL
-supports it; and only configs that were measured near a size.
-
-Torch is loaded only when a TorchScript file of an artifact is.
+A tuner of `serve/search` is asked every DYNAMICCL_ADAPT_INTERVAL_S, so a slow probe costs an
+interval, not a call. It is told of new calls that certainly ran what it requested. It searches what
+NCCL takes call by call (algorithm, protocol, channels, chunk size where the artifact's NCCL has
+it), and only configs that were measured near a size. Torch is loaded only with a TorchScript file.
 """
 
 import importlib
@@ -58,12 +52,11 @@ from dynamiccl.serve.search.policy_search import PolicySearch, Prior, Rules, pre
 from dynamiccl.serve.table import ENTRY, MAX_BINS, DecisionTable
 from dynamiccl.sizes import bin_center_bytes
 
-#: What `brain.pt` wants of a call, as float64. An unknown algorithm, protocol, interference or skew
-#: is -1, an unknown number of channels 0.
+#: What `brain.pt` wants of a call, as float64; unknown is -1, of channels 0.
 CALL_COLUMNS: Final = ("valid", *CallColumns.__slots__)
 #: Timed calls with one config before it is judged.
 MIN_CALLS: Final = 3
-#: Fewer calls than usual per measurement, since a window shows only the latest calls.
+#: A measurement takes few calls: a window shows only the latest.
 RULES: Final = Rules(watch_calls=MIN_CALLS, rest_calls=0)
 
 _log = logging.getLogger(__name__)
@@ -74,24 +67,19 @@ class BrainConfig:
     """The communicator that asks."""
 
     system: str
-    #: NCCL's own nNodes.
     num_nodes: int
     num_ranks: int
 
 
 @dataclass(frozen=True, slots=True)
 class KeyCalls:
-    """One task key of a communicator, (collective, size bin), and its latest calls.
-
-    Raises ValueError for what no communicator has.
-    """
+    """A (collective, size bin) and its latest calls; raises ValueError for an impossible one."""
 
     collective: Collective
     bin: int
     #: Oldest first, at most WINDOW_LENGTH.
     calls: tuple[Call, ...]
-    #: Calls of the key that have been timed so far, of which `calls` are the last. None: these are
-    #: old ones, by which the choice in force was judged and withdrawn.
+    #: Calls timed so far; None: `calls` are old, and the choice in force was withdrawn by them.
     num_timed: int | None = None
 
     def __post_init__(self) -> None:
@@ -105,20 +93,16 @@ class KeyCalls:
 class History:
     """A communicator's task keys with their latest calls."""
 
-    #: Task keys with at least one timed call.
     tasks: tuple[KeyCalls, ...]
-    #: In force now; None while NCCL's own choice stands everywhere.
+    #: In force; None: NCCL's own choice everywhere.
     table: DecisionTable | None
-
-
-# --- TorchScript files ---
 
 
 @contextmanager
 def ignore_deprecation() -> Iterator[None]:
-    """Suppress the warning: TorchScript is deprecated from torch 2.13 on."""
+    """Suppress the warning that TorchScript is deprecated, from torch 2.13 on."""
     with warnings.catch_warnings():
-        # Of any category: a DeprecationWarning in torch 2.13, a FutureWarning from 2.14 on.
+        # A DeprecationWarning in torch 2.13, a FutureWarning from 2.14 on.
         warnings.filterwarnings("ignore", r"`torch\.jit\.")
         yield
 
@@ -140,15 +124,11 @@ def load_script(path: Path) -> tuple[Any, Any]:
 
 
 class _Script:
-    """A loaded TorchScript file."""
-
     def __init__(self, path: Path) -> None:
-        """Load a file; raises MachineError without torch, and CorruptFile."""
         self._path = path
         self._torch, self._module = load_script(path)
 
     def _run(self, method: str, *told: Any) -> tuple[npt.NDArray[Any], ...]:
-        """What a method of the module returns; arrays are given and returned as such."""
         arrays = [self._torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in told]
         with self._torch.no_grad():
             found = getattr(self._module, method)(*arrays)
@@ -156,7 +136,7 @@ class _Script:
 
 
 class ScriptedPolicy(_Script):
-    """A loaded `policy.pt`."""
+    """A loaded `policy.pt`; raises MachineError without torch, and CorruptFile."""
 
     def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """(N,) actions for N observations, among those that `mask` (N, A) allows."""
@@ -166,7 +146,7 @@ class ScriptedPolicy(_Script):
     def values(
         self, observations: Observations, mask: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.float32]:
-        """(N, A) Q values for N observations: minus the expected time over the reference."""
+        """(N, A) Q values: minus the expected time over the reference."""
         told = (observations.window, observations.context, mask.astype(np.float32))
         return self._run("forward", *told)[1]
 
@@ -180,19 +160,15 @@ class ScriptedPolicy(_Script):
 
 
 class ScriptedBrain(_Script):
-    """A loaded `brain.pt`, the module that the plugin's TorchScript runtime runs."""
+    """A loaded `brain.pt`; raises as `ScriptedPolicy`."""
 
     def __init__(self, path: Path) -> None:
-        """Load a file; raises as `ScriptedPolicy`, and CorruptFile for one of an older release."""
         super().__init__(path)
         if not hasattr(self._module, "decide"):
             raise CorruptFile(f"{path} is of an older release; export the artifact again")
 
     def decide(self, config: BrainConfig, tasks: Sequence[KeyCalls]) -> DecisionTable | None:
-        """The table for a history; None where the artifact has none for this shape.
-
-        Raises ArtifactMismatch when an entry is one that NCCL cannot run.
-        """
+        """The table; None: unknown shape. Raises ArtifactMismatch for what NCCL cannot run."""
         found = self._module.find_shape(config.system, config.num_nodes, config.num_ranks)
         if not found:
             return None
@@ -218,10 +194,7 @@ class ScriptedBrain(_Script):
     def interference(
         self, tasks: Sequence[KeyCalls], rows: Sequence[int] | npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float64]:
-        """(N, K) interference of the calls of N task keys, as the policy sees it; -1: unknown.
-
-        `rows` (N,) identifies the keys. New calls in the windows are remembered.
-        """
+        """(N, K) interference of N task keys' calls; -1: unknown. Remembers windows by `rows`."""
         [filled] = self._run("watch", *_told(tasks, rows))
         return filled[:, :, CALL_COLUMNS.index("interference")]
 
@@ -229,14 +202,13 @@ class ScriptedBrain(_Script):
 def _told(
     tasks: Sequence[KeyCalls], rows: Sequence[int] | npt.NDArray[np.int64]
 ) -> list[npt.NDArray[Any]]:
-    """What `brain.pt` takes of tasks: rows, calls, numbers of calls."""
     timed = [UNKNOWN if t.num_timed is None else t.num_timed for t in tasks]
     calls = raw_calls([task.calls for task in tasks])
     return [np.array(rows, dtype=np.int64), calls, np.array(timed, dtype=np.int64)]
 
 
 def raw_calls(windows: Sequence[Sequence[Call]]) -> npt.NDArray[np.float64]:
-    """(N, WINDOW_LENGTH, len(CALL_COLUMNS)) of the latest calls of N task keys, right-aligned."""
+    """(N, WINDOW_LENGTH, len(CALL_COLUMNS)) of latest calls, right-aligned."""
     raw = np.zeros((len(windows), WINDOW_LENGTH, len(CALL_COLUMNS)), dtype=np.float64)
     for row, calls in zip(raw, windows, strict=True):
         recent = list(calls)[-WINDOW_LENGTH:]
@@ -247,25 +219,18 @@ def raw_calls(windows: Sequence[Sequence[Call]]) -> npt.NDArray[np.float64]:
     return raw
 
 
-# --- Policies ---
-
-
 class Brain(Protocol):
     """The interface of a policy for one communicator."""
 
     def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
-        """The table that should be in force next; None keeps the current one.
-
-        An exception is logged and sent to the leader, which keeps its table.
-        """
+        """The next table; None, or an exception (logged, sent to the leader), keeps it."""
         ...
 
 
 class PolicyBrain:
-    """The artifact's policy on the live history, as the plugin runs it inside a job."""
+    """The artifact's policy on the live history; raises UserError for an older release's."""
 
     def __init__(self, artifact: Artifact) -> None:
-        """Load `brain.pt`; raises UserError for an artifact of an older release."""
         artifact.refuse_slack("which no brain knows")
         path = artifact.directory / BRAIN_NAME
         if not path.is_file():
@@ -275,16 +240,13 @@ class PolicyBrain:
         self._brain = ScriptedBrain(path)
 
     def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
-        """The policy's table for all task keys; None for an unknown shape."""
+        """The policy's table for all task keys; None: an unknown shape."""
         return self._brain.decide(config, history.tasks)
-
-
-# --- Searches ---
 
 
 @dataclass(slots=True)
 class _Progress:
-    """One task key: the action that was requested, the calls that its tuner was told of."""
+    """The action that was requested, and the calls that the tuner was told of."""
 
     playing: int
     num_told: int = 0
@@ -294,16 +256,11 @@ class _Progress:
 class TunerBrain:
     """Runs a tuner for the task keys of one communicator.
 
-    Ours begins with the artifact's table and is told of the interference that its Trigger finds;
-    AutoCCL's begins with NCCL's own choice, and needs no torch.
+    Ours begins with the artifact's table, hears of interference by its Trigger and raises
+    MachineError without torch; AutoCCL's begins with NCCL's choice. Slack raises UserError.
     """
 
     def __init__(self, artifact: Artifact, *, is_ours: bool = False) -> None:
-        """Search what `artifact` measured.
-
-        Raises MachineError for ours without torch, and UserError for an artifact with slack:
-        searches want what is fastest.
-        """
         artifact.refuse_slack("which no search keeps to")
         self._artifact, self._is_ours = artifact, is_ours
         self._configs = artifact.manifest.actions().configs
@@ -316,16 +273,11 @@ class TunerBrain:
             self._tuner = PolicySearch(self._spaces.__getitem__, self._prior, RULES)
         else:
             self._tuner = AutoCcl(self._spaces.__getitem__, repeats=MIN_CALLS)
-        #: What it began with, once the communicator is known.
         self._table: DecisionTable | None = None
-        #: The policy's values without history, once they are asked for.
         self._q: npt.NDArray[np.float32] | None = None
 
     def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
-        """The table with the tuner's requested config for each task key that has a history.
-
-        Raises UnknownName for a communicator shape that the artifact does not have.
-        """
+        """The table with requested configs; raises UnknownName for a shape without a table."""
         if self._table is None:
             self._table = self._begin(config, history.table)
         first, num_bins = self._table.first_bin, self._table.num_bins
@@ -343,11 +295,7 @@ class TunerBrain:
         return None if table == history.table else table
 
     def _begin(self, config: BrainConfig, found: DecisionTable | None) -> DecisionTable:
-        """The table that a search of a communicator begins with, whose actions are looked up.
-
-        A job begins with its artifact's table in force; another one was found by a brain before
-        this one, and is kept.
-        """
+        """A table in force that is not the artifact's is an earlier brain's, and is kept."""
         manifest = self._artifact.manifest
         info = pick_table(self._artifact, config.num_nodes, config.num_ranks, config.system)
         table = DecisionTable.read(self._artifact.directory / info.path)
@@ -363,7 +311,7 @@ class TunerBrain:
         return replace(table, entries=entries)
 
     def _learn(self, task: KeyCalls, running: Config, levels: npt.NDArray[np.float64]) -> None:
-        """Tell the tuner of calls, and of a change of their interference; ask it what is next."""
+        """Tell the tuner of calls and a change of interference; ask for what is next."""
         key = (task.collective, task.bin)
         if key not in self._progress:
             self._spaces[key] = self._open_space(task, running)
@@ -405,7 +353,6 @@ class TunerBrain:
         )
 
     def _prior(self, key: Key) -> Prior:
-        """The policy's prediction for a (collective, size bin), without history."""
         assert self._table is not None
         assert isinstance(key, tuple)
         if self._q is None:
@@ -417,16 +364,12 @@ class TunerBrain:
 
 
 def _requested(table: DecisionTable | None, task: KeyCalls) -> Config:
-    """The config that the plugin requests for a task under a table."""
     found = table.at(task.collective, task.bin) if table else None
     return found or ABSTAIN
 
 
 def _of_latest_config(running: Config, calls: Sequence[Call]) -> list[Call]:
-    """The calls since the latest change that can have run under `running`, oldest first.
-
-    Its channels do not count: they are a maximum.
-    """
+    """The latest calls under one config that `running` can come to; its channels are a maximum."""
     ran = [(call.algorithm, call.protocol, call.num_channels) for call in calls]
     latest = list(takewhile(lambda of: of == ran[-1], reversed(ran)))
     return [
@@ -435,8 +378,6 @@ def _of_latest_config(running: Config, calls: Sequence[Call]) -> list[Call]:
         if running.algorithm in {None, call.algorithm} and running.protocol in {None, call.protocol}
     ]
 
-
-# --- The command ---
 
 MakeBrain = Callable[[Artifact], Brain]
 POLICIES: Final[Mapping[str, MakeBrain]] = {
@@ -447,10 +388,7 @@ POLICIES: Final[Mapping[str, MakeBrain]] = {
 
 
 def find_policy_maker(name: str) -> MakeBrain:
-    """A built-in policy's maker, or `module:function` of your own.
-
-    Raises UnknownName and UserError.
-    """
+    """A built-in policy's maker, or `module:function`; raises UnknownName and UserError."""
     if ":" not in name:
         if name not in POLICIES:
             raise UnknownName("policy", name, [*POLICIES, "module:function"], where="--policy")
@@ -478,7 +416,7 @@ def brain_command(
 
     Example: DYNAMICCL_BRAIN='dynamiccl-deploy brain --policy search'
     """
-    # What a shell has started is not killed with the shell.
+    # Killing a shell does not kill what it has started.
     end_with_parent()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's; the processors are the job's
     cli.configure_logging(verbose=False)
@@ -495,10 +433,7 @@ def brain_command(
 
 
 def answers(questions: Iterable[bytes], make: MakeBrain) -> Iterator[str]:
-    """Answer questions line by line. Each brain that is named is one that `make` has made.
-
-    Of an exception, in a policy or in a question, the leader is told, and keeps its table.
-    """
+    """Answer each line, an exception with its text; each brain that is named is `make`'s."""
     brains: dict[int, Brain] = {}
     for line in questions:
         told: dict[str, Any] = {}
@@ -520,7 +455,7 @@ def answers(questions: Iterable[bytes], make: MakeBrain) -> Iterator[str]:
 
 
 def read_history(table: str, tasks: Sequence[Sequence[Any]]) -> History:
-    """A question's table and tasks. Raises CorruptFile, TypeError and ValueError."""
+    """A question's table and tasks; raises CorruptFile, TypeError and ValueError."""
     in_force = DecisionTable.from_bytes(bytes.fromhex(table)) if table else None
     keys = (
         KeyCalls(

@@ -1,14 +1,9 @@
 """The exported brain: policy, feature code and cold observations in one TorchScript module.
 
-`dynamiccl-brain` runs it beside the job, where there is no Python: it takes calls as they were
-recorded and answers with table entries, so C++ needs no feature code. The features are those of
-`datasets/history.py`, frozen with the policy that learned on them.
-
-Two parts remember what a leader showed before: what asks a policy that has a state of the
-job, and the Trigger. A leader shows its brain windows that overlap: the latest calls of each
-task key, and how many there have been. The Trigger's part keeps what was seen, a state for each
-stream (a task key under one config) and the levels of the calls that windows still show. All of it
-is one communicator's.
+`dynamiccl-brain` runs it where there is no Python: recorded calls in, table entries out. The
+features are those of `datasets/history.py`, frozen with the policy that learned on them. A leader's
+windows overlap, so the brain of a communicator remembers a policy's state and, of each stream (a
+task key under one config), the Trigger's.
 
     N questions or task keys, K calls in the window, C columns of a call, W features of a call, H
     features of the history, F features of the context, A actions, R = 5 x size bins questions of a
@@ -38,20 +33,16 @@ from dynamiccl.schedule import config_columns
 from dynamiccl.serve.brain import CALL_COLUMNS, ignore_deprecation, load_script
 from dynamiccl.serve.table import MAX_BINS
 
-#: Task keys of a communicator: rows of a table of all collectives and size bins.
+#: Task keys of a communicator: a table's collectives and size bins.
 MAX_ROWS: Final = NUM_TUNED_COLLECTIVES * MAX_BINS
-#: Streams of a communicator; a config beyond them stays unwatched.
+#: Streams of a communicator; those beyond stay unwatched.
 MAX_STREAMS: Final = 4096
 
 
 class HistoryFeatures(nn.Module):
-    """(calls_NKC float64) -> (window_NKW, history_NH): `history_features`.
-
-    Python code that TorchScript cannot compile, so it is traced: see `traced_features`.
-    """
+    """(calls_NKC float64) -> (window_NKW, history_NH); traced, for it cannot be scripted."""
 
     def __init__(self, columns: HistoryColumns) -> None:
-        """Compute so many columns of the window and of the history."""
         super().__init__()
         self.columns = columns
 
@@ -87,18 +78,16 @@ class Watcher(nn.Module):
     streams: dict[int, int]
 
     def __init__(self, trigger: Any, window_length: int) -> None:
-        """Wrap a loaded `trigger.pt`."""
         super().__init__()
         self.trigger = trigger
         self.columns = {name: index for index, name in enumerate(CALL_COLUMNS)}
         self.streams = {}
         self.state = torch.zeros(0, trigger.state_size)
-        #: Of each row, what levels under other configs still say.
+        #: What levels under other configs still say of each row.
         self.carried = trigger.new_keys(MAX_ROWS)
-        #: Calls of each row that were timed when it was last asked about.
+        #: Calls of each row that were timed at the last question.
         self.seen = torch.zeros(MAX_ROWS, dtype=torch.int64)
         self.unknown = -1.0
-        #: Of the latest calls, as a window has them.
         self.levels = torch.full((MAX_ROWS, window_length), self.unknown)
         self.max_streams = MAX_STREAMS
         self.algorithms = len(Algorithm) + 1
@@ -106,11 +95,7 @@ class Watcher(nn.Module):
         self.channels = MAX_CHANNELS + 1
 
     def forward(self, row: torch.Tensor, calls: torch.Tensor, timed: torch.Tensor) -> torch.Tensor:
-        """The calls with their interference.
-
-        `timed`: total number of calls of each key; -1 where the leader does not tell: interference
-        stays unknown.
-        """
+        """`timed`: total calls of each key; -1, not told, leaves interference unknown."""
         length = calls.size(1)
         valid = calls[:, :, self.columns["valid"]] > 0.5
         is_told = timed >= 0
@@ -153,7 +138,7 @@ class Watcher(nn.Module):
     def find_streams(
         self, row: torch.Tensor, calls: torch.Tensor, valid: torch.Tensor
     ) -> torch.Tensor:
-        """(N, K) slots of the streams of calls; -1 for padding, and beyond the capacity."""
+        """(N, K) slots of calls' streams; -1 for padding, and beyond the capacity."""
         algorithm = calls[:, :, self.columns["algorithm"]] + 1.0
         protocol = calls[:, :, self.columns["protocol"]] + 1.0
         channels = calls[:, :, self.columns["num_channels"]]
@@ -173,20 +158,16 @@ class Watcher(nn.Module):
 
 
 class BrainModule(nn.Module):
-    """A policy that takes recorded calls and returns entries of a decision table.
-
-    A brain is one communicator's, so that is one job. The state of a policy that has one steps for
-    keys that have had calls since they were asked about before.
-    """
+    """Recorded calls to table entries; a policy's state steps for keys with new calls."""
 
     has_state: Final[bool]
     systems: list[str]
-    #: Index, num_nodes, num_ranks, ranks_per_node, first_bin, num_bins of each shape.
+    #: Index, num_nodes, num_ranks, ranks_per_node, first_bin, num_bins.
     shapes: list[list[int]]
     contexts: list[torch.Tensor]
     masks: list[torch.Tensor]
     entries: torch.Tensor
-    #: The facts of a call in order; the plugin compares them with its own list.
+    #: The facts of a call in order, which the plugin compares with its own.
     call_columns: list[str]
 
     def __init__(
@@ -196,15 +177,11 @@ class BrainModule(nn.Module):
         questions: Sequence[ColdQuestions],
         trigger: nn.Module | None = None,
     ) -> None:
-        """Put a loaded policy, its catalogue and the cold questions of every shape together.
-
-        `trigger`: a loaded `trigger.pt`, that says what interference calls were under.
-        """
         super().__init__()
         self.policy = policy
         self.has_state = hasattr(policy, "state_units")
         if self.has_state:
-            #: Of each row: what was decided last, how many calls there were, whether some are new.
+            #: Of each row: the last decision, the number of calls, whether some are new.
             self.decided = torch.full((MAX_ROWS,), -1)
             self.timed = torch.full((MAX_ROWS,), -1)
             self.fresh = torch.ones(MAX_ROWS, dtype=torch.bool)
@@ -235,7 +212,7 @@ class BrainModule(nn.Module):
 
     @torch.jit.export
     def find_shape(self, system: str, num_nodes: int, num_ranks: int) -> list[int]:
-        """What `shapes` has of a communicator; empty when the artifact has no table for it."""
+        """What `shapes` has of a communicator; empty: no table."""
         for index, shape in enumerate(self.shapes):
             found = self.systems[index] == system
             if found and shape[1] == num_nodes and shape[2] == num_ranks:
@@ -247,10 +224,7 @@ class BrainModule(nn.Module):
     def decide(
         self, shape: int, row_N: torch.Tensor, calls_NKC: torch.Tensor, timed_N: torch.Tensor
     ) -> torch.Tensor:
-        """The entries (R, 5) of a shape's table, of rows `row_N` given their latest calls.
-
-        `timed_N`: how many calls of each there have been; -1 where that is not told.
-        """
+        """(R, 5) entries of a shape's table; `timed_N` counts each row's calls, -1: not told."""
         context_RF, mask_RA = self.contexts[shape], self.masks[shape].to(torch.float32)
         size = [context_RF.size(0), self.window_length, len(self.call_columns)]
         action_R = self.forward(torch.zeros(size, dtype=torch.float64), context_RF, mask_RA)
@@ -269,7 +243,7 @@ class BrainModule(nn.Module):
     def watch(
         self, row_N: torch.Tensor, calls_NKC: torch.Tensor, timed_N: torch.Tensor
     ) -> torch.Tensor:
-        """The calls (N, K, C), with interference where it was unknown; see `Watcher`."""
+        """The calls (N, K, C), with interference where it was unknown."""
         if self.has_state:
             self.fresh[row_N] = (timed_N < 0) | (self.timed[row_N] != timed_N)
             self.timed[row_N] = timed_N
@@ -284,7 +258,7 @@ class BrainModule(nn.Module):
         context_NF: torch.Tensor,
         mask_NA: torch.Tensor,
     ) -> torch.Tensor:
-        """(N,) actions of keys in this order, with the state of the job."""
+        """(N,) actions, each after the one before, with the state of the job."""
         rows: list[int] = row_N.tolist()
         found: list[torch.Tensor] = []
         for index in range(len(rows)):
@@ -306,10 +280,7 @@ class BrainModule(nn.Module):
     def forward(
         self, calls_NKC: torch.Tensor, context_NF: torch.Tensor, mask_NA: torch.Tensor
     ) -> torch.Tensor:
-        """(N,) actions for keys of new jobs.
-
-        ABSTAIN where the default was not measured (`questions.decide`).
-        """
+        """(N,) actions in new jobs; ABSTAIN where the default was not measured."""
         window_NKW, context_NF = self._observe(calls_NKC, context_NF)
         action_N = self.policy(window_NKW, context_NF, mask_NA)[0]
         return self._allowed(action_N, mask_NA)
@@ -332,7 +303,7 @@ def write_brain(
     path: Path,
     trigger: Path | None = None,
 ) -> None:
-    """Write `brain.pt` from a `policy.pt` and optionally a `trigger.pt`; raises CorruptFile."""
+    """Write `brain.pt` of a policy and a Trigger; raises CorruptFile."""
     loaded: Any = load_script(policy)[1]
     watching: Any = None if trigger is None else load_script(trigger)[1]
     if trigger is not None and not hasattr(watching, "new_state"):
@@ -342,7 +313,7 @@ def write_brain(
     with ignore_deprecation():
         brain = BrainModule(loaded, configs, questions, watching)
         scripted: Any = torch.jit.script(brain.eval())
-        # Not by its own writer, which ends the process on a full disk (torch 2.13).
+        # Its own writer ends the process on a full disk (torch 2.13).
         path.write_bytes(scripted.save_to_buffer())
     # The plugin takes no file that somebody else can change.
     path.chmod(path.stat().st_mode & ~0o022)

@@ -1,6 +1,6 @@
 """The plugin: built with CMake and Ninja, found, and asked what it sees of a machine.
 
-It is compiled on the machine that will run it, or one like it: it must fit the C library there.
+Build it on a machine like those that will run it: it must fit the C library there.
 
     python -m dynamiccl.serve.build [--dir DIR]
         [--torch]     also dynamiccl-brain, for the torch that this Python has (20 s)
@@ -25,23 +25,19 @@ from dynamiccl.nccl import NcclVersion
 
 #: A leader's policies in TorchScript; the arbiter looks for it beside itself.
 BRAIN_NAME: Final = "dynamiccl-brain"
-#: What prepares jobs, so that its view of the machine is not implemented twice.
+#: It prepares jobs, and tells us what it sees of a machine.
 PROBE_NAME: Final = "dynamiccl-prepare"
 LIBRARY: Final = "libnccl.so.2"
 SOURCE_DIR: Final = Path(__file__).resolve().parent / "plugin"
 _SHOWN_LINES: Final = 20
 
-# --- Building ---
-
 
 def build_plugin(
     build_dir: Path, *options: str, torch: bool = False, targets: Sequence[str] = ()
 ) -> Path:
-    """Configure and build into `build_dir` (incrementally); return the job's tuner.
+    """Build `targets` into `build_dir` with CMake's `options`; return the job's tuner.
 
-    `options` are CMake's; `torch` adds dynamiccl-brain; with `targets` these alone are built.
-    Raises PluginError when a tool is missing or the compiler fails, with the end of what it said,
-    and MachineError without torch.
+    Raises PluginError with the end of what a failed tool said, and MachineError without torch.
     """
     cmake, ninja = find_tool("cmake"), find_tool("ninja")
     #   CXX  the C++ compiler of the plugin. Default: c++, g++ or clang++.
@@ -63,7 +59,7 @@ def build_plugin(
     ):
         done = subprocess.run([cmake, *words], capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            # Ninja shows the compiler's stderr on its own stdout.
+            # Ninja shows the compiler's stderr on its stdout.
             lines = (done.stdout + done.stderr).splitlines()[-_SHOWN_LINES:]
             said = "\n".join(lines)
             raise PluginError(f"'cmake' failed with exit code {done.returncode}:\n{said}")
@@ -71,7 +67,7 @@ def build_plugin(
 
 
 def find_torch() -> Path:
-    """Directory of this Python's torch package, without importing it; raises MachineError."""
+    """Directory of this Python's torch, not imported; raises MachineError."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise MachineError(
@@ -81,7 +77,7 @@ def find_torch() -> Path:
 
 
 def find_tool(name: str) -> str:
-    """A build tool installed beside this Python, else on PATH; raises PluginError without one."""
+    """A tool beside this Python, else on PATH; raises PluginError."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.is_file() else shutil.which(name)
     if found is None:
@@ -89,11 +85,8 @@ def find_tool(name: str) -> str:
     return found
 
 
-# --- What is built, and what it sees ---
-
-
 def find_plugin(path: Path | None = None) -> Path:
-    """The library at `path`, or the job's tuner as `make plugin` puts it; raises MissingPath."""
+    """The plugin at `path`, or of `make plugin`; raises MissingPath."""
     found = path if path is not None else built(TUNER_NAME)
     if not found.is_file():
         raise MissingPath("tuner plugin", found, "build it with 'make plugin'")
@@ -101,7 +94,7 @@ def find_plugin(path: Path | None = None) -> Path:
 
 
 def find_probe(plugin: Path) -> Path:
-    """The program built or installed with a plugin; raises PluginError without one."""
+    """The program beside a plugin; raises PluginError without one."""
     folder = plugin.resolve().parent
     for place in (folder / PROBE_NAME, folder.parent / "bin" / PROBE_NAME):
         if place.is_file():
@@ -112,7 +105,7 @@ def find_probe(plugin: Path) -> Path:
 def ask_probe(
     machine: Machine, plugin: Path, *, nccl: NcclVersion | None = None, artifact: Path | None = None
 ) -> dict[str, Any]:
-    """What `dynamiccl-prepare --facts` says, for jobs with this NCCL; raises PluginError."""
+    """What `dynamiccl-prepare --facts` says, for this NCCL; raises PluginError."""
     probe = find_probe(plugin)
     ran = machine.run(str(probe), "--facts", *([] if artifact is None else [str(artifact)]))
     line = next((text for text in ran.output.splitlines() if text.startswith("{")), "")
@@ -127,10 +120,7 @@ def ask_probe(
 
 
 def nccl_libraries(machine: Machine, named: Path | None = None) -> dict[str, NcclVersion | str]:
-    """Each libnccl that a job may load -> its version, or why it is not known.
-
-    The one that is named alone; else first that of the wheel beside PyTorch, then the loader's.
-    """
+    """Each libnccl that a job may load, the likeliest first -> its version, or why unknown."""
     found = [] if named is None else [str(named)]
     if named is None:
         spec = importlib.util.find_spec("nvidia")
@@ -141,7 +131,7 @@ def nccl_libraries(machine: Machine, named: Path | None = None) -> dict[str, Ncc
 
 
 def first_that_loads(libraries: dict[str, NcclVersion | str]) -> NcclVersion | None:
-    """The version of the libnccl that jobs are taken to load; None where none does."""
+    """The version of the libnccl that jobs are taken to load; None: none loads."""
     return next((found for found in libraries.values() if not isinstance(found, str)), None)
 
 

@@ -1,8 +1,7 @@
 """`dynamiccl-deploy doctor`: whether NCCL loads the plugin here, and whether it acts (read-only).
 
-Lines begin alike on machines that are alike, so before a job of several nodes `srun
-dynamiccl-deploy doctor ARTIFACT | sort | uniq -c` shows what only some have. In the job the ranks
-compare the same values once more, when they agree.
+Machines that are alike print alike, so before a job this shows what only some have:
+`srun dynamiccl-deploy doctor ARTIFACT | sort | uniq -c`. Its ranks compare the same values.
 """
 
 import json
@@ -37,27 +36,22 @@ from dynamiccl.serve.build import ask_probe, first_that_loads, nccl_libraries
 from dynamiccl.train.options import Json
 
 OK, WARN, FAIL, UNKNOWN = CheckStatus
-#: What names the vendor's tuner that is asked first.
+#: Names the vendor's tuner that is asked first.
 NEXT_TUNER: Final = "DYNAMICCL_NEXT_TUNER"
-#: Versions of the profiler ABI that our libraries export (`src/plugin/profiler.cc`: 2.27 to 2.29).
+#: ABI versions of our profilers (NCCL `src/plugin/profiler.cc`, 2.27 to 2.29).
 PROFILER_ABI: Final = (4, 5, 6)
-#: Launches whose channels no answer of a tuner bounds.
 _NOT_BOUND: Final = (
     "not bound: groups, whose calls' channels add up; registered NVLS buffers, for which NCCL sets "
     "its own (2.30.7 src/register/coll_reg.cc:122,196); symmetric and copy-engine kernels and "
     "point-to-point, about which it asks no tuner"
 )
-#: How the fingerprint of a machine without a GPU begins.
 _NO_GPU: Final = "gpu=none*0;"
 
 
 def check_for_job(
     machine: Machine, plugin: Path, artifact: Path | None = None, nccl: Path | None = None
 ) -> Iterator[Check]:
-    """Check a machine for a job, in the order in which it would meet the problems.
-
-    `nccl`: the jobs' libnccl.so.2; None: what is found here.
-    """
+    """Checks in the order in which a job meets problems; `nccl`: the jobs' libnccl.so.2."""
     libraries = nccl_libraries(machine, nccl)
     yield from _nccl(libraries)
     yield _plugin(plugin, machine)
@@ -93,7 +87,6 @@ def check_for_job(
 
 
 def _nccl(libraries: Mapping[str, NcclVersion | str]) -> Iterator[Check]:
-    """Check which libnccl is found, and whether tables act under it."""
     versions = {str(v) for v in libraries.values() if isinstance(v, NcclVersion)}
     if not libraries:
         found = "none beside PyTorch, in LD_LIBRARY_PATH or in ldconfig's list"
@@ -120,8 +113,7 @@ def _nccl(libraries: Mapping[str, NcclVersion | str]) -> Iterator[Check]:
 
 
 def _plugin(plugin: Path, machine: Machine) -> Check:
-    """Check that it loads, and exports what NCCL looks for."""
-    # The tuner hears of no call: it is a profiler only to be told on NCCL 2.27 who it is.
+    # The tuner is a profiler only to be told on NCCL 2.27 which communicator it is.
     profilers = (4,) if plugin.name in {TUNER_NAME, VENDOR_NAME} else PROFILER_ABI
     symbols = [f"ncclTunerPlugin_v{k}" for k in TUNER_ABI_SINCE]
     symbols += [f"ncclProfiler_v{k}" for k in profilers]
@@ -132,7 +124,6 @@ def _plugin(plugin: Path, machine: Machine) -> Check:
 
 
 def _neighbours(machine: Machine) -> Iterator[Check]:
-    """Check for plugins of others that NCCL would load now, or that ours displaces."""
     mode = machine.env.get("DYNAMICCL_MODE", DEFAULT_MODE)
     asks_next = NEXT_TUNER in machine.env
     for role in ROLES:
@@ -162,7 +153,6 @@ def _neighbours(machine: Machine) -> Iterator[Check]:
 
 
 def _artifact(opened: Artifact) -> Iterator[Check]:
-    """Check whether a whole artifact is gated, bound and in use."""
     yield Check("artifact", OK, f"{opened.directory}: whole, {opened.index.sha256[:16]}")
     yield judge(
         "gate",
@@ -182,7 +172,6 @@ def _artifact(opened: Artifact) -> Iterator[Check]:
 
 
 def _ab(opened: Artifact) -> Iterator[Check]:
-    """Check what the newest A/B in a job said, where there was one or the step is promised."""
     path, slack = opened.directory / AB_NAME, opened.manifest.slack
     by_step = slack is not None and bool(slack.hidden)
     verdict, found = "", "not tested by an A/B, and the promise is about the step"
@@ -210,7 +199,6 @@ def _ab(opened: Artifact) -> Iterator[Check]:
 def _machine(
     opened: Artifact, version: NcclVersion | None, said: Mapping[str, Any]
 ) -> Iterator[Check]:
-    """Check whether the plugin trusts the artifact, knows this machine, and what acts on it."""
     here, system, problem = said["fingerprint"], said["system"], said["artifact_problem"]
     found = f"{here}: {f'known, {system}' if system else 'unknown to the artifact'}"
     yield judge(
@@ -241,9 +229,6 @@ def _machine(
             "; ".join(acting) or f"none of {system}",
             (not acting, WARN, "every job here keeps NCCL's own choice"),
         )
-
-
-# --- The command ---
 
 
 def doctor_command(

@@ -1,17 +1,16 @@
 """`dynamiccl-deploy explain` and `table`: what an artifact would change, and by what evidence.
 
-Gains are those of the gate's fresh runs (gate.json), fractions of NCCL's own time, each with its
-95 % interval: {"mean", "low", "high"}. A bin that was inferred has the least of those bins of its
-collective and config that passed.
+Gains are those of the gate's fresh runs (gate.json), fractions of NCCL's own time with 95 %
+intervals: {"mean", "low", "high"}. An inferred bin has the least of the bins of its collective and
+config that passed.
 
-A table can be had as the config file of NVIDIA's example tuner, too (nccl v2.30.7
+`table` also writes the config file of NVIDIA's example tuner (nccl v2.30.7
 `plugins/tuner/example`):
 
 `collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff`
 
-That tuner sets one channel before it looks for a line, so both `channels=-1` and "no line matches"
-force ONE channel (plugin.c:361). We therefore write 0, which leaves NCCL's own count. What the
-format cannot say is left out and counted: to abstain, and a config with an AUTO knob.
+There both `channels=-1` and a size without a line force ONE channel (plugin.c:361), so we write 0,
+NCCL's own count. Bins that abstain or have an AUTO knob cannot be written; they are counted.
 """
 
 import json
@@ -52,7 +51,6 @@ from dynamiccl.train.options import (
     wide_stdout,
 )
 
-#: Rows that people are shown; --json has all.
 _SHOWN: Final = 15
 _FORMATS: Final = ("nccl-csv", "json", "table")
 _ALGORITHMS: Final = {
@@ -67,11 +65,10 @@ Place = tuple[str, int, int, str, int]
 
 
 def look_ahead(artifact: Artifact, calls: pl.DataFrame, system: str | None) -> dict[str, Any]:
-    """What an artifact would do with calls about which NCCL asks a tuner, as `--json` shows it.
+    """What an artifact would do with calls of `with_nodes`, as `--json` shows it.
 
-    `calls` are those of `with_nodes`. `saved` is the share of all recorded time (null: no time, or
-    no gain, is known); a gain is null where no gate measured it. Raises UserError where `system` is
-    to be named.
+    `saved` is a share of all recorded time; it and gains are null where unknown. Raises UserError
+    where `system` is to be named.
     """
     keys = ("collective", "bin", "num_nodes", "num_ranks")
     ran = pl.concat_str("actual_algorithm", "actual_protocol", separator="/")
@@ -115,12 +112,12 @@ def look_ahead(artifact: Artifact, calls: pl.DataFrame, system: str | None) -> d
 
 
 def _time_us(row: Mapping[str, Any]) -> float:
-    """Of all its calls, at the median; 0 where unknown."""
+    """All its calls at their median; 0: unknown."""
     return float(row["calls"] * (row["median_us"] or 0.0))
 
 
 def gate_gains(artifact: Artifact) -> dict[Place, Gain]:
-    """The gain of each size bin in the gate's runs; {} without a gate. Raises CorruptFile."""
+    """Gains of size bins in the gate's runs; {} without a gate. Raises CorruptFile."""
     path = artifact.directory / GATE_NAME
     if not path.is_file():
         return {}
@@ -147,7 +144,7 @@ def gate_gains(artifact: Artifact) -> dict[Place, Gain]:
 def channels_of(
     artifact: Artifact, info: TableInfo, collective: Collective, index: int, config: Config | None
 ) -> dict[str, int | None]:
-    """`channels` of a table's answer and `own_channels` of NCCL's choice; None: not read back."""
+    """`channels` of an answer, `own_channels` of NCCL's choice; None: not read back."""
     support = table_supports(artifact.manifest)[artifact.tables.index(info)]
     [used] = read_back_channels(artifact.manifest, support, collective, [index])
     action = artifact.manifest.actions().index(config or ABSTAIN)
@@ -155,10 +152,7 @@ def channels_of(
 
 
 def nccl_csv(table: DecisionTable) -> tuple[str, int, int]:
-    """A table in NVIDIA's format, neighbouring bins of one config as one line.
-
-    Beside it the numbers of size bins that abstain, and of those that leave a knob to NCCL.
-    """
+    """A table in NVIDIA's format; how many bins abstain, and how many have an AUTO knob."""
     lines = [
         "# DynamICCL decision table for NVIDIA's example tuner plugin (NCCL_TUNER_CONFIG_FILE).",
         "# Sizes without a line get ONE channel from that plugin, not NCCL's own choice.",
@@ -186,9 +180,6 @@ def nccl_csv(table: DecisionTable) -> tuple[str, int, int]:
             )
             lines.append(",".join(map(str, fields)))
     return "\n".join(lines) + "\n", abstaining, auto
-
-
-# --- The commands ---
 
 
 def explain_command(
@@ -358,6 +349,5 @@ def _decisions(
 
 
 def _shown(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Config, its channels and NCCL's own, as people are shown them."""
     used, own = (str(row.get(name) or "-") for name in ("channels", "own_channels"))
     return row["config"] or "NCCL's own", used, own

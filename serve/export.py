@@ -1,4 +1,4 @@
-"""`dynamiccl-deploy export` and `bind`: how an artifact is made, and which machines it acts on."""
+"""`dynamiccl-deploy export` and `bind`: making artifacts, and the machines that they act on."""
 
 import json
 import os
@@ -43,8 +43,8 @@ from dynamiccl.serve.table import DecisionTable, relative_path
 from dynamiccl.train import tracking_uri
 from dynamiccl.train.options import Json, folding_table, stderr, stdout, tell
 
-#: Share of decisions that may come out otherwise on another processor, where two configs are
-#: predicted to be equally fast and floats round differently. The artifact's table counts.
+#: Share of decisions that may differ on another processor: floats round differently where two
+#: configs are predicted equally fast. The artifact's table counts.
 NEAR_TIES: Final = 0.01
 
 
@@ -55,13 +55,11 @@ def export_artifact(
     groups: Sequence[tuple[int, int]] = (),
     slack: Slack | None = None,
 ) -> Artifact:
-    """Copy a trained policy to `out`, add its tables and its brain; return the verified artifact.
+    """Copy a trained policy to `out`, add tables and brain; return the verified artifact.
 
-    `trigger`: the `trigger.pt` to go with it, where the policy has none of its own or another is
-    wanted. `groups`: shapes (nodes, ranks a node) that get a table though nobody measured them.
-    `slack`: of `objective.slack_of`, None: the policy's own. With slack there is no brain: it would
-    choose what is fastest.
-    Raises UserError when `out` holds something already, CorruptFile for a trigger without its
+    `trigger`: a `trigger.pt` in place of the policy's. `groups`: shapes (nodes, ranks a node) that
+    nobody measured. `slack`: None is the policy's; with slack there is no brain, which would choose
+    what is fastest. Raises UserError where `out` holds something, CorruptFile for a trigger without
     facts, and what `Manifest.read` and `with_shape` raise.
     """
     if out.exists() and any(out.iterdir()):
@@ -81,7 +79,7 @@ def export_artifact(
             f"the policy of {policy_dir} knows no communicator shape in launch profile 'default': "
             "there is nothing to make a table for"
         )
-    # Beside it first: what a full disk leaves half is in nobody's way.
+    # A full disk leaves nothing half written at `out`.
     hidden = out.absolute().with_name(f".{out.name}.{os.getpid()}")
     try:
         _build(hidden, policy_dir, manifest, supports, trigger)
@@ -101,7 +99,6 @@ def _build(
     supports: Sequence[Support],
     trigger: Path | None,
 ) -> None:
-    """Write all files of an artifact into a new directory."""
     out.mkdir(parents=True)
     for name in (POLICY_NAME, GATE_NAME):
         if (policy_dir / name).is_file():
@@ -122,7 +119,6 @@ def _build(
 
 
 def _make_table(policy: ScriptedPolicy, manifest: Manifest, support: Support) -> DecisionTable:
-    """Ask the policy about every bin and every tuned collective of one communicator shape."""
     asked = cold_questions(manifest, support)
     actions = decide(policy, Observations.cold(asked.context), asked.mask, asked.rule)
     configs = manifest.actions().configs
@@ -137,7 +133,6 @@ def _make_table(policy: ScriptedPolicy, manifest: Manifest, support: Support) ->
 
 
 def _trigger_facts(trigger: Path) -> dict[str, Any]:
-    """The facts stored beside a trained trigger."""
     path = trigger.with_name(TRIGGER_FACTS_NAME)
     try:
         facts: dict[str, Any] = json.loads(path.read_bytes())
@@ -149,7 +144,7 @@ def _trigger_facts(trigger: Path) -> dict[str, Any]:
 
 
 def verify_artifact(directory: Path) -> Artifact:
-    """`open_artifact`, and check that policy and brain, without a history, decide the tables."""
+    """`open_artifact`, and check that policy and brain without history decide the tables."""
     artifact, brain = open_artifact(directory), None
     policy = ScriptedPolicy(directory / POLICY_NAME)
     if (directory / BRAIN_NAME).is_file():
@@ -173,13 +168,10 @@ def verify_artifact(directory: Path) -> Artifact:
 
 
 def differing_share(one: DecisionTable, other: DecisionTable | None) -> float:
-    """Share of entries in which two tables differ; 1 for tables of different shapes."""
+    """Share of entries that differ; 1 for tables of different shapes."""
     if other is None or (one.first_bin, one.num_bins) != (other.first_bin, other.num_bins):
         return 1.0
     return float((one.entries != other.entries).mean())
-
-
-# --- The commands ---
 
 
 def export_command(
@@ -248,7 +240,7 @@ def export_command(
 
 
 def _find_policy(run: str) -> Path:
-    """The policy directory of a run, `models:/` name or directory (which needs no MLflow)."""
+    """The policy of a run, `models:/` name or directory (which needs no MLflow)."""
     found = find_policy_in(Path(run.removeprefix("file://")))
     if found is not None:
         return found
@@ -258,7 +250,6 @@ def _find_policy(run: str) -> Path:
 
 
 def _find_trigger(run: str) -> Path:
-    """The `trigger.pt` of a run, `models:/` name or directory."""
     folder = Path(run.removeprefix("file://"))
     if not folder.exists():
         from dynamiccl.train.tracking import run_directory

@@ -1,16 +1,15 @@
 """`dynamiccl-deploy install`: all that a job needs, in one directory that all nodes see.
 
 lib/        the libraries that a job may load
-bin/        dynamiccl-run, the wrapper; dynamiccl-prepare and dynamiccl-arbiter, which it starts;
-            dynamiccl-brain, where it was built, for that
-artifacts/  the newest ones, each under its digest: a job keeps the tables that it began with
-artifact    a link to the one for new jobs, whole or not at all; mode adaptive takes it at once
+bin/        dynamiccl-run; it starts dynamiccl-prepare and dynamiccl-arbiter, which starts
+            dynamiccl-brain where that was built
+artifacts/  the newest, by digest: a job keeps the tables that it began with
+artifact    a link to the one for new jobs, replaced in one step; mode adaptive takes it at once
 env.sh      what dynamiccl-run sets
-key         the secret of the jobs' messages, for its owner alone; stays when installed again
+key         the secret of the jobs' messages, for its owner alone; kept when installed again
 snippets/   job scripts for Slurm, Slurm with Pyxis, Kubernetes
 
-The plugin uses nothing that another user could have changed, so all of it is the installing user's
-alone to write.
+Only the installing user may write: the plugin uses nothing that others could have changed.
 """
 
 import os
@@ -36,17 +35,16 @@ from dynamiccl.train.options import Json, stdout
 
 RUN_NAME: Final = "dynamiccl-run"
 ARBITER_NAME: Final = "dynamiccl-arbiter"
-#: Template -> where it goes.
 _TEXTS: Final = {
     "env.sh": "env.sh",
     RUN_NAME: f"bin/{RUN_NAME}",
     **{name: f"snippets/{name}" for name in ("slurm.sh", "slurm-pyxis.sh", "kubernetes.yaml")},
 }
 _TEMPLATES: Final = Path(__file__).resolve().parent / "launch"
-#: What shells, Slurm's mounts and YAML all take as it is.
+#: What shells, Slurm's mounts and YAML take unquoted.
 _PLAIN: Final = re.compile(r"[A-Za-z0-9._/+-]+")
 _KEY_BYTES: Final = 32
-#: Artifacts that stay. A job whose tables are gone makes NCCL's own choice for new communicators.
+#: Artifacts kept; a job whose tables are gone makes NCCL's own choice in new communicators.
 _KEPT: Final = 3
 
 
@@ -55,28 +53,23 @@ class Installed:
     """The result of an installation."""
 
     directory: Path
-    #: Paths below it that were written.
     written: list[str]
     sha256: str
-    #: Of the artifact that was there before; None when there was none.
     previous_sha256: str | None
-    #: Whether jobs go on with the key that was there.
     key_kept: bool
-    #: Whether a kill file is there, so that the artifact is out of use.
     killed: bool
-    #: Gated or not, and how much of the tables acts.
     in_short: str
-    #: Why jobs may run as without it, and what to do.
+    #: Why jobs may run as if it were not there, and what to do.
     warnings: list[str]
 
 
 def install(
     artifact_dir: Path, to: Path, plugin: Path | None = None, *, ungated: bool = True
 ) -> Installed:
-    """Install an artifact that is whole, with the built `plugin`, or one built now, into `to`.
+    """Install an artifact into `to`, with the built `plugin` or one built now.
 
-    Raises what `open_artifact` raises, and UserError for a directory that others may write to, and
-    for an artifact that no gate judged unless `ungated`; what is already there then stays.
+    Raises what `open_artifact` raises, and UserError for a directory that others may write to,
+    or an artifact without a gate unless `ungated`; what is there then stays.
     """
     artifact = open_artifact(artifact_dir)
     if not (ungated or artifact.is_gated):
@@ -104,7 +97,7 @@ def install(
         previous = PluginIndex.read(link).sha256
     except DataError:
         previous = None  # nothing, or nothing that a job could use
-    # Last: with it everything that it may need is there.
+    # Last: all that it may need is there.
     _place(artifact, link)
     return Installed(
         directory,
@@ -119,7 +112,6 @@ def install(
 
 
 def _directory(to: Path) -> Path:
-    """The installation's directory with its folders, none of which others may write to."""
     directory = to.absolute()
     if not _PLAIN.fullmatch(str(directory)):
         raise UserError(
@@ -139,7 +131,6 @@ def _directory(to: Path) -> Path:
 
 
 def _libraries(plugin: Path | None, build_dir: Path) -> dict[str, Path]:
-    """Target path in the installation -> source file."""
     ours = plugin or built(TUNER_NAME)
     if plugin is not None and not plugin.is_file():
         raise MissingPath("tuner plugin", plugin, "leave --plugin out to have one built")
@@ -167,11 +158,10 @@ def _put(target: Path, content: bytes, mode: int) -> Path:
 
 
 def _place(artifact: Artifact, link: Path) -> None:
-    """Put a copy of an artifact beside the older ones, then the link to it, in one step."""
     store = link.with_name("artifacts")
     place = store / artifact.index.sha256[:16]
     was_killed = (link / KILL_NAME).exists()
-    # Where it is there already, file by file: jobs may be reading it.
+    # File by file: jobs may be reading them.
     for name in (*artifact.manifest.files, MANIFEST_NAME, INDEX_NAME):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         _put(place / name, (artifact.directory / name).read_bytes(), 0o644)
@@ -188,9 +178,6 @@ def _place(artifact: Artifact, link: Path) -> None:
     by_age = sorted(store.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     for old in by_age[_KEPT:]:
         shutil.rmtree(old)
-
-
-# --- The command ---
 
 
 def install_command(

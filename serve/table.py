@@ -1,14 +1,13 @@
 r"""The decision table that the plugin looks up, and its file format.
 
-A network never runs inside a training job. It is asked beforehand, once for each (collective, size
-bin) of one communicator shape, and its answers are written down as integers: every rank that reads
-the same file answers the same, on any processor, in tens of nanoseconds.
+No network runs inside a job: it is asked beforehand about each (collective, size bin) of a
+communicator shape. Ranks that read the same integers answer alike, in tens of nanoseconds.
 
 One file per shape, `tables/<system>/nodes<N>_ranks<R>.dct`, all numbers little-endian:
 
     offset  bytes  field
     0       8      magic "DCTABLE\0"
-    8       4      uint32 format version
+    8       4      uint32 format version    1
     12      4      int32 num_nodes          NCCL's own nNodes
     16      4      int32 num_ranks
     20      4      int32 ranks_per_node     num_ranks = num_nodes x ranks_per_node
@@ -19,8 +18,6 @@ One file per shape, `tables/<system>/nodes<N>_ranks<R>.dct`, all numbers little-
     40      4      uint32 entry_bytes       8
     44      ...    entries [collective][bin], row-major; see ENTRY
     end-8   8      uint64 FNV-1a of every byte before it
-
-Format history: 1, the first.
 """
 
 import re
@@ -51,9 +48,8 @@ from dynamiccl.sizes import BINS_PER_OCTAVE, MAX_SIZE_BITS, size_bin
 
 MAGIC: Final = b"DCTABLE\0"
 FORMAT_VERSION: Final = 1
-#: Bins run from 0 to one below this: every size that has a bin at all.
 MAX_BINS: Final = size_bin((1 << MAX_SIZE_BITS) - 1) + 1
-#: One decision. `num_channels` and `chunk_bytes` are 0 where NCCL decides; `act` is 0 to abstain.
+#: `num_channels` and `chunk_bytes` are 0 where NCCL decides; `act` is 0 to abstain.
 ENTRY: Final = np.dtype(
     [
         ("algorithm", "i1"),
@@ -71,14 +67,12 @@ CHECKSUM_BYTES: Final = _CHECKSUM.size
 MAX_FILE_BYTES: Final = (
     HEADER_BYTES + NUM_TUNED_COLLECTIVES * MAX_BINS * ENTRY.itemsize + CHECKSUM_BYTES
 )
-#: What may stand in DYNAMICCL_SYSTEM: one plain directory name, the same on any file system.
+#: DYNAMICCL_SYSTEM: a plain directory name, the same on any file system.
 _SYSTEM: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,119}")
 
 
 def relative_path(system: str, num_nodes: int, num_ranks: int) -> str:
-    """Where an artifact keeps the table of one communicator shape.
-
-    Raises UserError when `system` cannot be the directory's name.
+    """A table's path in an artifact; raises UserError for a bad system name.
 
     >>> relative_path("h100-ib", 2, 16)
     'tables/h100-ib/nodes2_ranks16.dct'
@@ -93,25 +87,22 @@ def relative_path(system: str, num_nodes: int, num_ranks: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecisionTable:
-    """Decisions for every size bin of one communicator shape.
-
-    Raises ValueError when built from values that the plugin would refuse.
-    """
+    """A communicator shape's decisions; raises ValueError for what the plugin would refuse."""
 
     num_nodes: int
     num_ranks: int
     ranks_per_node: int
-    #: Sizes in bins outside first_bin .. first_bin + num_bins - 1 abstain.
+    #: Bins outside first_bin .. first_bin + num_bins - 1 abstain.
     first_bin: int
     num_bins: int
-    #: ENTRY records of shape [5 collectives][num_bins]; read-only.
+    #: ENTRY records, [5 collectives][num_bins]; read-only.
     entries: npt.NDArray[np.void]
 
     def __post_init__(self) -> None:
         reason = _shape_problem(self) or _entry_problem(self.entries)
         if reason:
             raise ValueError(reason)
-        # A private copy: a table that changes after its checks is not the table that was checked.
+        # A copy: what was checked must not change.
         entries = np.array(self.entries, dtype=ENTRY)
         entries.setflags(write=False)
         object.__setattr__(self, "entries", entries)
@@ -125,10 +116,7 @@ class DecisionTable:
         num_ranks: int,
         first_bin: int = 0,
     ) -> Self:
-        """Build from one row of Configs per tuned collective; None and ABSTAIN abstain.
-
-        Raises ValueError for rows of unequal length and for what NCCL cannot run.
-        """
+        """From one row per tuned collective; None abstains. Raises ValueError as the class does."""
         rows = [[config_columns(config or ABSTAIN) for config in row] for row in configs]
         try:
             entries = np.array(rows, dtype=ENTRY)
@@ -145,7 +133,7 @@ class DecisionTable:
 
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str = "the table") -> Self:
-        """Read a table file's bytes; raises CorruptFile, which names `where`, for anything odd."""
+        """Read a table file's bytes; raises CorruptFile, naming `where`."""
         try:
             _, _, num_nodes, num_ranks, ranks_per_node, first_bin, num_bins, *_ = (
                 _HEADER.unpack_from(data)
@@ -159,7 +147,7 @@ class DecisionTable:
                 num_bins=num_bins,
                 entries=body.reshape(NUM_TUNED_COLLECTIVES, -1),
             )
-            # One table, one file: what is not written so was not written by us.
+            # One table, one file: a file of other bytes was not written by us.
             reason = "" if table.to_bytes() == data else "its header or checksum does not fit"
         except (struct.error, ValueError) as error:
             reason = str(error)
@@ -169,7 +157,7 @@ class DecisionTable:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a table file; raises MissingPath, or CorruptFile with its path."""
+        """Read a table file; raises MissingPath and CorruptFile."""
         if not path.is_file():
             raise MissingPath(
                 "decision table", path, "list the artifact's tables directory for the shapes it has"

@@ -1,19 +1,15 @@
 """Gradient exchange that adapts to the network, as a communication hook of PyTorch's DDP.
 
-from dynamiccl.serve.ddp import NetSense, netsense_hook
-
 state = NetSense(model)  # model: a DistributedDataParallel, on gloo or NCCL
 model.register_comm_hook(state, netsense_hook)
 
-The order of a step's collectives is that in which DDP calls the hook, which is the same on all
-ranks: the agreement, then one exchange for each bucket. Nothing is launched from a callback: with
-gloo, which matches collectives by their order, that would race between buckets.
+A step launches the agreement, then one exchange a bucket as DDP calls the hook, in the same order
+on all ranks; no callback launches any, since gloo matches collectives by their order.
 
-**What ranks agree on** is one all-reduce of eight numbers, 32 bytes, the least of each over ranks.
-It is launched before the step's first bucket and read before the next step's, so that nobody waits
-for it; it carries what the step before measured. What shall be the largest over ranks travels with
-its sign turned. The last two numbers are a mark of the state a rank decides from, both ways: where
-least and largest differ, a rank has loaded another checkpoint or has other settings.
+The **agreement** is an all-reduce of eight numbers of the step before, their least over ranks; one
+whose largest counts travels negated. It is read before the next step's first bucket, so nobody
+waits. The last two are a mark of what a rank decides from, and its opposite: they differ where
+ranks loaded other checkpoints or settings.
 """
 
 import math
@@ -26,7 +22,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-# What `dist.GradBucket` is: type checkers do not find it there.
+# `dist.GradBucket`, which type checkers do not find there.
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
@@ -53,29 +49,28 @@ from dynamiccl.serve.ddp.laws import (
 
 __all__ = ["NetSense", "Settings", "netsense_hook"]
 
-#: Of a checkpoint.
 FORMAT: Final = 3
 Report = Callable[[dict[str, float], int], None]
 Result = torch.futures.Future[torch.Tensor]
 
 
 class HostClock:
-    """Takes marks, and tells the seconds between two; of `now`, a function that returns seconds."""
+    """Takes marks by `now`, which returns seconds, and tells the time between two."""
 
     def __init__(self, now: Callable[[], Any] = time.monotonic) -> None:
         self.mark = now
 
     def ready(self, mark: Any) -> bool:  # noqa: ARG002
-        """Whether what was asked for before `mark` is done: a host's mark is always known."""
+        """Whether the work before `mark` is done; on a host always."""
         return True
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """From one mark to another, both ready."""
+        """Between two ready marks."""
         return float(end - begin)
 
 
 class DeviceClock(HostClock):
-    """Events on the current stream: the host runs ahead of the GPU and knows no times."""
+    """Events on the current stream, for the host runs ahead of the GPU."""
 
     def __init__(self) -> None:
         super().__init__(self._event)
@@ -86,7 +81,7 @@ class DeviceClock(HostClock):
         return event
 
     def ready(self, mark: Any) -> bool:
-        """Asks and does not wait: a step whose times come too late is not measured."""
+        """Does not wait: a step whose times come too late is not measured."""
         return bool(mark.query())
 
     def seconds(self, begin: Any, end: Any) -> float:
@@ -95,18 +90,16 @@ class DeviceClock(HostClock):
 
 
 _UNKNOWN: Final = math.inf
-#: Integers up to here are exact in 32 bits.
+#: Integers up to here are exact in 32-bit floats.
 _MARKS: Final = 1 << 24
-#: The norm's place among the eight numbers: `Agreement` fills it in.
 _NORM: Final = 5
 
 
 def numbers_of(seen: Interval, state: Any) -> list[float]:
-    """The eight numbers of the all-reduce; `state`, plain values, is what a rank decides from."""
+    """The eight numbers; `state`, plain values, is what a rank decides from."""
     compute = None if seen.compute_s is None else -seen.compute_s
     times = (seen.transfer_s, seen.latency_s, seen.overlap_s, seen.codec_s, compute)
     known = [_UNKNOWN if each is None else each for each in times]
-    # Equal states, equal marks.
     mark = float(zlib.crc32(repr(state).encode()) % _MARKS)
     return [*known, _UNKNOWN, mark, -mark]
 
@@ -134,7 +127,7 @@ def read(numbers: Sequence[float], told: Interval, step: int) -> Interval:
 
 
 class Agreement:
-    """One all-reduce under way. All ranks launch it at the same place among their collectives."""
+    """One all-reduce under way, at the same place among all ranks' collectives."""
 
     def __init__(
         self,
@@ -149,7 +142,7 @@ class Agreement:
         self._clock = clock
         self._vector = torch.tensor(numbers, dtype=torch.float32, device=device)
         if norm is not None:
-            # A NaN would make the least of it depend on the order of ranks.
+            # With a NaN the least would depend on the order of ranks.
             self._vector[_NORM] = torch.nan_to_num(norm, nan=_UNKNOWN, posinf=_UNKNOWN)
         self._begin = clock.mark()
         self._end: Any = None
@@ -161,36 +154,33 @@ class Agreement:
         self._end = self._clock.mark()
 
     def numbers(self) -> list[float]:
-        """Wait for it, and read it."""
+        """Wait, and read."""
         self._done.wait()
         found: list[float] = self._vector.tolist()
         return found
 
     def latency_s(self) -> float | None:
-        """What it took on this rank, or None where that is not known yet."""
+        """What it took on this rank; None: not known yet."""
         if self._end is None or not self._clock.ready(self._end):
             return None
         return self._clock.seconds(self._begin, self._end)
 
 
-# --- The hook ---
-
-
 @dataclass(slots=True)
 class BucketMarks:
-    """One bucket's way: hook called, exchange launched, exchange done, result written."""
+    """When the hook was called, its exchange launched and done, its result written."""
 
     called: Any
     launched: Any = None
     done: Any = None
     written: Any = None
-    #: Squared L2 norm of its mean gradient, a tensor of one number.
+    #: Squared L2 norm of its mean gradient.
     square: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
 class Step:
-    """What is done in one step, and its buckets in the order of their launch."""
+    """A step's decision, and its buckets in launch order."""
 
     decision: Decision
     buckets: list[BucketMarks] = field(default_factory=list)
@@ -198,7 +188,7 @@ class Step:
 
     @property
     def end(self) -> Any:
-        """When the last result was written; None before."""
+        """When the last result was written."""
         return self.buckets[-1].written if self.buckets else None
 
     def norm(self) -> torch.Tensor | None:
@@ -208,28 +198,23 @@ class Step:
         return torch.stack(known).sum().sqrt() if known and len(known) == len(squares) else None
 
     def seen(self, clock: HostClock, before: Any, latency_s: float | None) -> Interval:
-        """What this rank measured, once DDP has waited for the results.
-
-        `before` is the end of the step before, or None. Transfer is the time in which at least one
-        bucket was under way. Compute is all from the end of the step before to the last launch,
-        less what the hook did itself.
-        """
+        """What this rank measured, once DDP has waited; `before` ends the step before."""
         known = Interval(self.decision, self.wire_bytes, latency_s=latency_s)
         marks = [m for b in self.buckets for m in (b.called, b.launched, b.done, b.written)]
-        # The first step of a process pays for connections and memory: it says nothing.
+        # A process's first step pays for connections and memory: it says nothing.
         marks.append(before)
         if any(mark is None or not clock.ready(mark) for mark in marks):
             return known
         first, last = self.buckets[0], self.buckets[-1]
         packing = [clock.seconds(b.called, b.launched) for b in self.buckets]
         packing_s = sum(packing)
-        # Adding up a bucket goes on beside the next one's exchange, but for the last.
+        # For other buckets it hides behind the next one's exchange.
         adding_s = clock.seconds(last.done, last.written)
-        # Only backward counts as time to hide behind: packing keeps the same cores busy.
+        # Transfers hide behind backward only: packing uses the same cores.
         hidden_s = clock.seconds(first.launched, last.launched) - sum(packing[1:])
         return replace(
             known,
-            # A clock that stands still, or too coarse a one, has measured nothing.
+            # 0 where the clock is too coarse, which is no measurement.
             transfer_s=self._under_way_s(clock) or None,
             compute_s=max(0.0, clock.seconds(before, last.launched) - packing_s),
             overlap_s=max(0.0, hidden_s),
@@ -249,14 +234,9 @@ class Step:
 
 
 class NetSense:
-    """What a rank knows and decides; one for each DistributedDataParallel model.
+    """A rank's state; one for each DistributedDataParallel model, whose process group it uses.
 
-    Args:
-        model: the model whose gradients are exchanged; its process group is used.
-        settings: every constant; by default mode "model".
-        report: called as `report(stats, step)` after every step, on this rank's own thread;
-            `mlflow.log_metrics` fits.
-        clock: where times come from; by default the host's for gloo and the GPU's for NCCL.
+    `report(stats, step)` is called after every step, on the rank's own thread.
     """
 
     def __init__(
@@ -291,21 +271,20 @@ class NetSense:
         self._steps = 0
         self._step = Step(DENSE if self._ranks == 1 else self._law.decision)
         self._before: Any = None
-        #: What this rank saw of the last step, and the norm on its device.
         self._last = Interval(self._step.decision)
         self._norm: torch.Tensor | None = None
-        #: The agreement on the way, its numbers once they are read, and the step they tell of.
+        #: The agreement under way, its numbers once read, and the step that they tell of.
         self._agreement: Agreement | None = None
         self._numbers: list[float] | None = None
         self._told = self._last
 
     @property
     def decision(self) -> Decision:
-        """What this step does: the same on all ranks."""
+        """This step's decision, the same on all ranks."""
         return self._step.decision
 
     def exchange(self, bucket: GradBucket) -> Result:
-        """What DDP calls for a bucket; the result is the mean gradient over ranks."""
+        """A bucket's mean gradient over ranks."""
         if bucket.index() == 0:
             self._begin()
         marks = BucketMarks(self._clock.mark())
@@ -323,12 +302,12 @@ class NetSense:
         taken = self._residuals.take(layout, gradient.device)
         if taken is not None:
             gradient.add_(taken)
-        # As DDP does without a hook: multiplied, not divided, which differs for three ranks.
+        # As DDP itself does: for three ranks a division differs.
         gradient.mul_(1.0 / self._ranks)
         return self._launch(gradient, marks, lambda: gradient)
 
     def _half(self, gradient: torch.Tensor, owed: torch.Tensor, marks: BucketMarks) -> Result:
-        """All values in 16 bits, divided first so that the sum fits; rounding is kept back."""
+        """All values in 16 bits, divided first so that the sum fits; rounding errors are kept."""
         gradient.mul_(1.0 / self._ranks)
         sent = gradient.clamp(-HALF_MAX, HALF_MAX).half()
         if bool(torch.isfinite(gradient.sum())):
@@ -369,11 +348,7 @@ class NetSense:
     def _then(
         self, work: dist.Work, marks: BucketMarks, write: Callable[[], torch.Tensor]
     ) -> Result:
-        """When the exchange is done: write the result, and take the marks and the norm.
-
-        What runs then holds neither this object nor the group: freed by the group's own thread, as
-        the last thing that holds it, a group would wait for that thread for ever, and aborts.
-        """
+        """The callback must not hold self or the group: a group freed by its own thread aborts."""
         clock = self._clock
 
         def finish(future: torch.futures.Future[Any]) -> torch.Tensor:
@@ -399,7 +374,6 @@ class NetSense:
         return tuple((name, self._sizes[name]) for name in names)
 
     def _begin(self) -> None:
-        """Before a step's first bucket: decide from the last agreement, launch the next one."""
         ended, decision = self._step, self._step.decision
         if self._ranks > 1:
             first, latency_s = self._agreement is None, None
@@ -415,24 +389,20 @@ class NetSense:
             numbers = numbers_of(self._last, state)
             self._agreement = Agreement(numbers, self._norm, self._group, self._clock)
             if first:
-                # Before anything is sent whose size depends on what a rank has loaded.
+                # Before sizes depend on what a rank has loaded.
                 read(self._agreement.numbers(), self._told, self._steps)
         if ended.buckets and self._report:
             self._report(self.stats(), self._steps)
         self._before, self._step, self._steps = ended.end, Step(decision), self._steps + 1
 
     def _end_step(self, latency_s: float | None) -> None:
-        """See what the step was that ended; without one there is what a checkpoint held."""
+        """Measure the step that ended; without one a checkpoint's numbers stay."""
         if self._step.buckets:
             self._last = self._step.seen(self._clock, self._before, latency_s)
             self._norm = self._step.norm()
 
     def stats(self) -> dict[str, float]:
-        """Figures of the last finished step and of the filters; sizes in bytes, times in seconds.
-
-        `ratio` is the share of values that was sent, `wire_ratio` the bytes over those of a plain
-        all-reduce; `dense`, `fp16`, `sparse` and `quantised` are 0 or 1.
-        """
+        """The last finished step and the filters; `wire_ratio`: bytes over a plain all-reduce's."""
         last = self._last
         if self._step.end is not None:
             last = self._step.seen(self._clock, self._before, None)
@@ -455,12 +425,7 @@ class NetSense:
         return {name: float(value) for name, value in known.items() if value is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint of this rank needs: ratio, filters, error feedback, what was agreed.
-
-        To be taken between two steps, by every rank for itself: error feedback is a rank's own.
-        Which weights pruning counts as small is no part of it: where it is loaded they are looked
-        at anew.
-        """
+        """For a checkpoint, between two steps, of every rank: error feedback is a rank's own."""
         if self._agreement is not None:
             self._numbers = self._agreement.numbers()
         self._end_step(self._agreement.latency_s() if self._agreement else None)
@@ -479,7 +444,7 @@ class NetSense:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken; raises UserError for one that is not this rank's."""
+        """Go on from `state_dict`; raises UserError for a state that is not this rank's."""
         expected = {"format": FORMAT, "rank": self._rank, "ranks": self._ranks}
         for name, value in expected.items():
             if state.get(name) != value:
@@ -503,5 +468,5 @@ class NetSense:
 
 
 def netsense_hook(state: NetSense, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The hook, as `register_comm_hook` takes it."""
+    """The hook for `register_comm_hook`."""
     return state.exchange(bucket)

@@ -1,18 +1,12 @@
 """Algorithm 2 on one bucket: pruning, the k largest, 16-bit values, and the way back.
 
-n is the number of values of a bucket, k that of values sent, N the number of ranks. What a rank
-sends is k positions of 32 bits and then k values, as bytes: equal on all ranks, short ones padded
-with zeros. Law: sent + error feedback + pruned = gradient + error feedback before, to rounding.
+n values of a bucket, k of them sent, N ranks. A rank sends k positions of 32 bits, then k values,
+padded with zeros. Law, to rounding: sent + error feedback + pruned = gradient + feedback before.
 
-**The k largest** are found by a sampled threshold: exact in nearly all calls, and fast. `topk`
-of 11.5 M values takes 0.2-0.4 s of a CPU core. Here a sample of 32,768 tells above which value
-slightly more than k lie; one pass finds these, and `torch.topk` chooses among them. In about one
-call of forty fewer than k lie above; then a lower threshold is tried. On a CPU a pass goes in
-blocks that stay in the cache: 10 ms in place of 30.
-
-**Error feedback** is what each parameter's gradient still owes, whatever bucket it travels in. DDP
-makes its buckets anew after the first step of a process, so a checkpoint holds one tensor for each
-parameter name; between two steps they lie side by side, as in the buckets.
+`topk` of 11.5 M values takes 0.2-0.4 s of a CPU core. So a sample of 32,768 gives a threshold that
+slightly more than k exceed, and `topk` chooses among these. One call in forty needs a second, lower
+one; rarely even that finds fewer than k. A CPU's pass goes in blocks that fit the cache: 10 ms, not
+30. Error feedback is kept by parameter: DDP makes other buckets after a process's first step.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,35 +18,30 @@ from dynamiccl.errors import UserError
 from dynamiccl.serve.ddp.laws import INDEX_BYTES, Decision
 
 SAMPLE: Final = 1 << 15
-#: Standard deviations of the sample's tail by which more than k is aimed at, by turns.
+#: Standard deviations of the sample's tail that are aimed at beyond k, by turns.
 _MARGINS: Final = (2.0, 8.0)
-#: Steps through a sample's positions: not a multiple of a matrix's rows or columns.
+#: Positions that a sample moves by turn: no multiple of a matrix's rows or columns.
 _SHIFT: Final = 7919
 _BLOCK: Final = 1 << 18
 
 
 def blocks(numel: int, device: torch.device) -> Iterator[slice]:
-    """Parts of a tensor that one pass takes together: all of it where there is no cache to fit."""
+    """Parts for one pass: on a CPU of a cache's size, elsewhere one."""
     size = _BLOCK if device.type == "cpu" else max(1, numel)
     for start in range(0, numel, size):
         yield slice(start, min(numel, start + size))
 
 
 def largest(values: torch.Tensor, k: int, turn: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the k largest of |`values`| (n,) are, ascending, and what they are: j <= k of them.
-
-    Zeros are never among them, so j < k where fewer than k are left; it is also less in the rare
-    case in which both thresholds were too high. `turn` moves the sample from call to call.
-    """
+    """Ascending positions and values of the k largest |`values`| (n,), without zeros."""
     numel = values.numel()
     if numel <= SAMPLE:
         return _choose(*_above(values, 0.0), k)
-    # Evenly spread; an odd stride does not stay in one column.
+    # An odd stride does not stay in one column.
     steps = torch.arange(SAMPLE, device=values.device) * ((numel // SAMPLE) | 1)
     sample = values[(steps + turn * _SHIFT) % numel].abs_()
     tail = k / numel * SAMPLE
     for margin in _MARGINS:
-        # The value above which a little more than k lie.
         wanted = min(SAMPLE, int(tail + margin * tail**0.5) + 1)
         found = _above(values, float(sample.kthvalue(SAMPLE - wanted + 1).values))
         if len(found[0]) >= k:
@@ -61,14 +50,12 @@ def largest(values: torch.Tensor, k: int, turn: int = 0) -> tuple[torch.Tensor, 
 
 
 def _above(values: torch.Tensor, threshold: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """All of |values| at or above the threshold, and above 0."""
     places, chosen = [], []
     for block in blocks(values.numel(), values.device):
         part = values[block]
         magnitudes = part.abs()
         above = magnitudes >= threshold if threshold > 0.0 else magnitudes > 0.0
         at = above.nonzero().squeeze(1)
-        # Here, while the block is in the cache.
         chosen.append(part[at])
         places.append(at.add_(block.start))
     return torch.cat(places), torch.cat(chosen)
@@ -81,7 +68,7 @@ def _choose(
     if count <= k:
         return places, values
     magnitudes = values.abs()
-    # Not by the positions of `topk`, which are in no order: slow to read and to add up.
+    # `topk` gives positions in no order, slow to read and to add up.
     wanted = magnitudes >= magnitudes.kthvalue(count - k + 1).values
     if int(wanted.sum()) > k:
         wanted = magnitudes.topk(k, sorted=False).indices.sort().values
@@ -89,9 +76,8 @@ def _choose(
 
 
 HALF_MAX: Final = 65504.0
-#: Weights move slowly: which of them are small is looked at so often.
+#: Steps between looks at the weights, which move slowly.
 PRUNE_EVERY: Final = 16
-#: ... and when the pruning rate moved by more than this.
 _RATE_BAND: Final = 0.05
 _WEIGHT_SAMPLE: Final = 1 << 14
 
@@ -104,18 +90,11 @@ def compress(
     kept: torch.Tensor | None = None,
     turn: int = 0,
 ) -> torch.Tensor:
-    """The bytes that a rank sends, (k * (4 + value bytes),), filled up to whole words.
+    """The bytes that a rank sends, (k * (4 + value bytes),), padded to whole words.
 
-    Args:
-        gradient: (n,), any floating type.
-        residual: (n,) of 32 bits, the error feedback; changed in place.
-        decision: how many values, and of how many bits.
-        kept: (n,) of bool, false where pruning takes out what would be sent, which is lost; None
-            for no pruning.
-        turn: any number that changes from step to step.
-
-    A gradient that is not finite is sent as NaN in all places and leaves the error feedback as it
-    was: every rank then sees it, as a GradScaler needs.
+    `gradient` (n,) of any float type; `residual` (n,) of 32 bits is changed in place; `kept` (n,)
+    is false where pruning drops what is owed. A gradient that is not finite is sent as NaN and
+    leaves `residual`, so that a GradScaler on every rank sees it.
     """
     count = decision.count(gradient.numel())
     if not bool(torch.isfinite(gradient.sum())):
@@ -124,10 +103,9 @@ def compress(
     residual.add_(gradient)
     if kept is not None:
         for block in blocks(residual.numel(), residual.device):
-            # Not `masked_fill_`, which takes four times as long.
+            # `masked_fill_` takes four times as long.
             residual[block].mul_(kept[block])
     places, found = largest(residual, count, turn)
-    # What 16 bits cannot hold stays in the error feedback.
     values = found.clamp(-HALF_MAX, HALF_MAX).half() if decision.quantised else found
     residual[places] = found - values.float()
     short = (0, count - len(places))
@@ -138,15 +116,12 @@ def compress(
 def _pack(places: torch.Tensor, values: torch.Tensor, decision: Decision) -> torch.Tensor:
     sent = values.half() if decision.quantised else values
     packed = torch.cat((places.int().view(torch.uint8), sent.view(torch.uint8)))
-    # Whole words: the next rank's positions must begin at one.
+    # The next rank's positions must begin at a word.
     return torch.nn.functional.pad(packed, (0, -packed.numel() % INDEX_BYTES))
 
 
 def add_up(gathered: torch.Tensor, decision: Decision, ranks: int, out: torch.Tensor) -> None:
-    """Write the mean of what N ranks sent, (N * bytes,), to `out` (n,); the same on every rank.
-
-    Ranks are added in their order, so that rounding is the same everywhere.
-    """
+    """Write the mean of N ranks' messages, (N * bytes,), to `out` (n,), added in order."""
     count = decision.count(out.numel())
     mean = out.zero_() if out.dtype == torch.float32 else torch.zeros_like(out, dtype=torch.float32)
     kind = torch.float16 if decision.quantised else torch.float32
@@ -159,7 +134,7 @@ def add_up(gathered: torch.Tensor, decision: Decision, ranks: int, out: torch.Te
 
 
 class Pruning:
-    """Which weights of a bucket are not small, looked at every few steps."""
+    """Which weights of a bucket are not small."""
 
     def __init__(self, scale: float) -> None:
         self._scale = scale
@@ -170,11 +145,7 @@ class Pruning:
     def kept(
         self, weights: list[torch.Tensor], decision: Decision, step: int
     ) -> torch.Tensor | None:
-        """(n,) of bool, true where gradients may be sent; None when there is nothing to prune.
-
-        The rate is scale * (1 - ratio); the bound is taken from a sample of all weights that have
-        more than one dimension, as the threshold of the k largest is.
-        """
+        """(n,) of bool, true where gradients may be sent; None: prune nothing."""
         rate = self._scale * (1.0 - decision.ratio)
         if rate <= 0.0:
             return None
@@ -185,7 +156,7 @@ class Pruning:
 
 
 def _largest(weights: list[torch.Tensor], rate: float) -> torch.Tensor | None:
-    """(n,) of bool: all but the share `rate` of weights that is nearest to zero."""
+    """(n,) of bool, false for the share `rate` of the smallest weights, by a sample."""
     wide = [weight for weight in weights if weight.dim() > 1]
     total = sum(weight.numel() for weight in wide)
     if not total:
@@ -193,27 +164,26 @@ def _largest(weights: list[torch.Tensor], rate: float) -> torch.Tensor | None:
     stride = max(1, total // _WEIGHT_SAMPLE) | 1
     sample = torch.cat([w.detach().flatten()[::stride].abs().float() for w in wide])
     bound = sample.kthvalue(max(1, int(rate * len(sample)))).values
-    # Of a parameter of one dimension all.
     kept = [(w.detach().abs() > (bound if w.dim() > 1 else -1.0)).flatten() for w in weights]
     return torch.cat(kept)
 
 
-#: Names of a bucket's parameters, and the number of values of each.
+#: Names of a bucket's parameters, and their numbers of values.
 Layout = tuple[tuple[str, int], ...]
 
 
 class Residuals:
-    """One flat tensor of 32 bits for each bucket, made when it is first needed."""
+    """One flat tensor of 32 bits a bucket, made when first needed."""
 
     def __init__(self) -> None:
         self._flats: dict[Layout, torch.Tensor] = {}
-        #: By parameter: a view of a flat tensor, or what a checkpoint held.
+        #: By parameter: a view of a flat tensor, or a checkpoint's.
         self._parts: dict[str, torch.Tensor] = {}
 
     def of(self, layout: Layout, device: torch.device) -> torch.Tensor:
-        """What a bucket owes, (n,), to be changed in place; zeros at first."""
+        """What a bucket owes, (n,), to be changed in place."""
         if layout not in self._flats:
-            # Other buckets that had a parameter of this one are no more.
+            # Older buckets with these parameters are gone.
             names = dict(layout).keys()
             self._flats = {of: flat for of, flat in self._flats.items() if not names & dict(of)}
             sizes = [numel for _, numel in layout]
@@ -226,10 +196,7 @@ class Residuals:
         return self._flats[layout]
 
     def take(self, layout: Layout, device: torch.device) -> torch.Tensor | None:
-        """What a bucket owes, (n,), which is forgotten here; None where nothing was kept back.
-
-        For an exchange of all values: adding zeros in each step would cost as much as the sum.
-        """
+        """As `of`, then forgotten; None: nothing owed (adding zeros costs as much as the sum)."""
         if not self._parts.keys() & dict(layout):
             return None
         flat = self.of(layout, device)
@@ -243,7 +210,7 @@ class Residuals:
         return {name: value.detach().cpu().clone() for name, value in self._parts.items()}
 
     def restore(self, state: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> None:
-        """Go on from `state`; raises UserError where it is not of a model with these `sizes`."""
+        """Go on from `state`; raises UserError where a model of these `sizes` does not fit it."""
         for name, value in state.items():
             if sizes.get(name) != value.numel():
                 raise UserError(

@@ -1,8 +1,4 @@
-"""What a step sends: the settings, decisions and their bytes, and the two laws that decide.
-
-A law is plain arithmetic on agreed numbers and on its own past, which is of agreed numbers too. So
-ranks that begin alike decide alike, whatever their own clocks say.
-"""
+"""What a step sends, and the two laws that decide it, by agreed numbers alone."""
 
 import json
 import math
@@ -22,58 +18,50 @@ _PAPER_PRUNING: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Every constant of the hook; raises UserError for one outside its range.
+    """Constants of the hook; "paper" is NetSenseML (section 4, Algorithms 1 and 2).
 
-    "Paper" is NetSenseML (section 4, Algorithms 1 and 2). Where it gives no value, the field says
-    so and the default is ours. Raises UnknownName for a mode.
+    Raises UserError outside their ranges, and UnknownName for a mode.
     """
 
-    #: "model" fits time = L + bytes/B and fills a budget; "paper" is Algorithm 1 to the letter.
+    #: "model" fits time = L + bytes/B and fills a budget; "paper" is Algorithm 1.
     mode: Mode = "model"
-    #: Share of the gradient's values that the first step sends. Paper: 0.01.
+    #: Share of values that the first step sends, and the smallest. Paper: the same.
     start_ratio: float = 0.01
-    #: The smallest ratio. Paper: 0.005.
     min_ratio: float = 0.005
 
-    #: Mode model. The budget of a step's communication is what backward hides (from the first
-    #: bucket's launch to the last one's) and, on top, this share of the step without transfers
-    #: (compute and compressing): so much longer may a step be than with an endlessly fast network.
+    #: Mode model: communication may take what backward hides (first bucket's launch to last) and
+    #: this share of compute and compressing: the slowdown against an endlessly fast network.
     slowdown: float = 0.15
-    #: Mode model: steps whose median is the bandwidth B. Three of five must be new to change it.
+    #: Mode model: steps in the median B. Three of five must be new to change it.
     bandwidth_window: int = 5
-    #: Mode model: steps whose median is the compute, the overlap and the cost of compressing.
+    #: Mode model: steps in the medians of compute, overlap and compressing.
     compute_window: int = 9
-    #: Mode model: a ratio is kept while the one that fits differs by less than this share.
+    #: Mode model: a ratio stays while the fitting one differs by a smaller share.
     dead_band: float = 0.1
-    #: Mode model: a method that was never tried is predicted to get so many times the bandwidth.
+    #: Mode model: a method never tried is predicted so many times the bandwidth.
     optimism: float = 2.0
-    #: Mode model: another method must be predicted to be faster by this share to be taken.
+    #: Mode model: another method must be predicted faster by this share.
     switch_gain: float = 0.15
 
-    #: Mode paper: factor of a decrease. Paper: 0.5.
+    #: Mode paper: Algorithm 1's constants. The increase in start-up, beta1, and the RTT / RTprop
+    #: that ends it ("excessive") have no value there. Above `bdp_share` of the BDP the ratio falls.
     alpha: float = 0.5
-    #: Mode paper: increase of a start-up step. The paper gives no value.
     beta1: float = 0.05
-    #: Mode paper: increase of a later step. Paper: 0.01.
     beta2: float = 0.01
-    #: Mode paper: share of the BDP above which the ratio falls. Paper: 0.9.
     bdp_share: float = 0.9
-    #: Mode paper: start-up ends when RTT > this x RTprop. The paper says "excessive", no value.
     excessive_rtt: float = 2.0
 
-    #: Values of 16 bits where the ratio is below this. Paper: tr_q, without a value.
+    #: Values have 16 bits where the ratio is below. Paper: tr_q, no value.
     tr_q: float = 0.2
-    #: ... and the L2 norm of the previous step's mean gradient is above this. Paper: tr_d, without
-    #: a value; below 0.01 most values of a large gradient would be subnormal in 16 bits.
+    #: ... and the previous mean gradient's L2 norm is above. Paper: tr_d, no value; below 0.01
+    #: most values of a large gradient would be subnormal in 16 bits.
     tr_d: float = 0.01
-    #: This x (1 - ratio) of the weights, the smallest, have gradients that are not sent. None is
-    #: 0.5 in mode paper, as there, and 0 in mode model, where it is not shown to help.
-    #: Parameters of one dimension (biases, norms) are left alone: many begin at 0.
+    #: This x (1 - ratio) of the weights, the smallest, send no gradients. None: 0.5 in mode paper,
+    #: and 0 in mode model: no help is shown. Biases and norms stay: many begin at 0.
     pruning: float | None = None
 
-    #: Steps over which BtlBw is the largest bandwidth.
+    #: Steps in the windows of BtlBw, and of RTprop and the latency L.
     btlbw_window: int = BTLBW_WINDOW
-    #: Steps after which RTprop and the latency L forget their smallest time.
     rtprop_window: int = RTPROP_WINDOW
 
     def __post_init__(self) -> None:
@@ -93,7 +81,7 @@ class Settings:
 
     @property
     def pruning_scale(self) -> float:
-        """`pruning`, or what None stands for."""
+        """`pruning`, None resolved."""
         if self.pruning is None:
             return _PAPER_PRUNING if self.mode == "paper" else 0.0
         return self.pruning
@@ -106,7 +94,6 @@ def _check(name: str, value: float, least: float, most: float, *, above: bool = 
         raise UserError(f"setting {name} is {value:g}: give a value {begin}{end}")
 
 
-#: A position in a bucket, as an all-gather carries it.
 INDEX_BYTES: Final = 4
 HALF_BYTES: Final = 2
 SINGLE_BYTES: Final = 4
@@ -122,10 +109,10 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What all ranks do in a step: how, the share of values sent, and whether in 16 bits.
+    """What all ranks do in a step, and the share of values sent.
 
-    Bytes are what one rank receives, which in a ring is also what it sends: 2(N-1)/N of the payload
-    for an all-reduce of N ranks, N-1 payloads for an all-gather.
+    Bytes are what one rank receives: 2(N-1)/N of the payload in an all-reduce of N ranks, N-1
+    payloads in an all-gather. In a ring it sends as many.
     """
 
     method: Method
@@ -133,16 +120,16 @@ class Decision:
     quantised: bool = False
 
     def count(self, numel: int) -> int:
-        """How many of a bucket's `numel` values a rank sends when sparse: 1 at least."""
+        """Values of a bucket that a rank sends when sparse."""
         return min(numel, max(1, math.ceil(self.ratio * numel)))
 
     def payload_bytes(self, numel: int) -> int:
-        """Of a bucket as a rank sends it sparse: positions and values, in whole words."""
+        """Bytes of positions and values that a rank sends when sparse, in whole words."""
         each = INDEX_BYTES + (HALF_BYTES if self.quantised else SINGLE_BYTES)
         return math.ceil(self.count(numel) * each / INDEX_BYTES) * INDEX_BYTES
 
     def wire_bytes(self, numel: int, element_bytes: int, ranks: int) -> float:
-        """Of a bucket of `numel` values, each of `element_bytes` in the gradient's own type."""
+        """Bytes of a bucket; `element_bytes` is of the gradient's own type."""
         if self.method is Method.SPARSE:
             return float((ranks - 1) * self.payload_bytes(numel))
         each = min(HALF_BYTES, element_bytes) if self.method is Method.FP16 else element_bytes
@@ -150,7 +137,7 @@ class Decision:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "Decision":
-        """It again, of `plain`."""
+        """The inverse of `plain`."""
         return cls(**{**state, "method": Method(state["method"])})
 
 
@@ -160,46 +147,44 @@ FP16: Final = Decision(Method.FP16, 1.0, quantised=True)
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A step as one rank saw it or, once agreed, as all of them did; None: not measured."""
+    """A step as one rank saw it, or as agreed: the least over ranks; None: not measured."""
 
     decision: Decision
     wire_bytes: float = 0.0
-    #: The time in which at least one bucket was under way. Agreed: the least over ranks, for who
-    #: comes early waits for the others.
+    #: While at least one bucket was under way; early ranks also wait for others.
     transfer_s: float | None = None
-    #: Of the agreement. Agreed: the least over ranks.
     latency_s: float | None = None
     #: The step without transfer and compressing. Agreed: the largest over ranks.
     compute_s: float | None = None
-    #: From the first bucket's launch to the last one's. Agreed: the least over ranks.
+    #: From the first bucket's launch to the last one's.
     overlap_s: float | None = None
-    #: Selecting, packing and adding up, which all ranks do alike. Agreed: the least over ranks.
+    #: Selecting, packing and adding up.
     codec_s: float | None = None
     #: L2 norm of the mean gradient.
     norm: float | None = None
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> "Interval":
-        """It again, of `plain`."""
+        """The inverse of `plain`."""
         return cls(**{**state, "decision": Decision.restored(state["decision"])})
 
 
 def plain(told: Interval | Decision) -> dict[str, Any]:
-    """It as a checkpoint holds it: numbers and words."""
+    """For a checkpoint: numbers and words."""
     found: dict[str, Any] = json.loads(json.dumps(asdict(told)))
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """What a step exchanges: values, bytes in their own type, and between how many ranks."""
+    """What a step exchanges; `num_bytes` in the values' own type."""
 
     numel: int
     num_bytes: int
     ranks: int
 
     def wire_bytes(self, decision: Decision) -> float:
-        """Bytes that a rank receives in a step, but for the rounding of each bucket."""
+        """Bytes that a rank receives in a step, but for each bucket's rounding."""
         each = round(self.num_bytes / max(1, self.numel))
         return decision.wire_bytes(self.numel, each, self.ranks)
 
@@ -207,7 +192,6 @@ class Gradient:
 class Law(ABC):
     """Decides the next step from the last agreed one."""
 
-    #: Attributes that a checkpoint holds beside the windows and the decision.
     _kept: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, settings: Settings, gradient: Gradient) -> None:
@@ -220,10 +204,10 @@ class Law(ABC):
 
     @abstractmethod
     def update(self, interval: Interval) -> None:
-        """Take an interval; `decision` is then that of the next step."""
+        """Take an interval, and decide the next step."""
 
     def state(self) -> dict[str, Any]:
-        """All that `restore` needs: plain numbers, lists and words."""
+        """What `restore` needs, in plain values."""
         return {
             "ebb": self.sense.ebb_gbytes_per_s,
             "decision": plain(self.decision),
@@ -242,7 +226,7 @@ class Law(ABC):
 
 
 class PaperLaw(Law):
-    """Algorithm 1 for the ratio, and step 1 of Algorithm 2 for 16-bit values."""
+    """Algorithm 1 for the ratio, step 1 of Algorithm 2 for 16-bit values."""
 
     _kept = ("_ratio", "_starting")
 
@@ -274,25 +258,23 @@ class PaperLaw(Law):
         if ratio >= 1.0:
             return DENSE
         if ratio < self._set.tr_q and norm is not None and norm > self._set.tr_d:
-            # Algorithm 2 doubles the ratio, as if positions halved with the values.
+            # Algorithm 2 doubles it, as if positions halved, too.
             return Decision(Method.SPARSE, min(1.0, 2.0 * ratio), quantised=True)
         return Decision(Method.SPARSE, ratio)
 
 
-#: A measured time is at least so much above the latency: else B would have no bound.
+#: Least share of a measured time that is not latency: else B has no bound.
 _LEAST_SHARE: Final = 0.1
-#: Measured steps before mode model leaves the first ratio: a median of three forgives one.
+#: Measured steps before the first ratio changes: a median of three forgives one.
 _FIRST_STEPS: Final = 3
 
 
 class ModelLaw(Law):
     """The largest ratio whose predicted communication, L + bytes/B, fits the budget.
 
-    L is the windowed least of the agreement's own times. B is the median slope from there to each
-    step of the window: a fit of the two-parameter line that one slow step does not move. Methods
-    differ in how much of B they get (all-gather and all-reduce, sums of 16 bits on a CPU), so each
-    has an efficiency: B under it over B under sparse, measured when it is taken. One that was never
-    tried is thought to have `Settings.optimism`, so that it is tried where it may pay.
+    L is the least of the agreement's times in a window, B the median slope from there to its steps:
+    one slow step does not move it. Methods get different shares of B, so each has an efficiency:
+    its B over that of sparse, measured when it is taken, `Settings.optimism` before that.
     """
 
     _kept = ("_bytes_per_s", "_efficiency", "_arriving")
@@ -301,21 +283,19 @@ class ModelLaw(Law):
         super().__init__(settings, gradient)
         self._windows |= {
             "latency_s": Windowed(min, settings.rtprop_window),
-            # Of the present method.
             "own_bytes_per_s": Windowed(median, settings.bandwidth_window),
             "compute_s": Windowed(median, settings.compute_window),
             "overlap_s": Windowed(median, settings.compute_window),
-            # Of a method that was left they stay: they are needed to come back to it.
+            # Those of a method that was left are needed to come back.
             **{f"codec_{method}_s": Windowed(median, settings.compute_window) for method in Method},
         }
-        #: B as sparse steps get it.
+        #: B of sparse steps.
         self._bytes_per_s = 0.0
         self._efficiency: dict[str, float] = {}
-        #: Whether the present method was taken so lately that it has not been measured.
         self._arriving = True
 
     def update(self, interval: Interval) -> None:
-        """Add a step to the windows and decide again."""
+        """Add a step to the windows, and decide."""
         self._add("latency_s", interval.latency_s)
         self._add("compute_s", interval.compute_s)
         self._add("overlap_s", interval.overlap_s)
@@ -324,7 +304,7 @@ class ModelLaw(Law):
             return
         self.sense.add(interval.wire_bytes, interval.transfer_s * 1e6)
         if interval.decision.method is not self.decision.method:
-            # Of before the last switch.
+            # Launched before the last switch.
             return
         latency_s = self._value("latency_s")
         time_s = max(interval.transfer_s - latency_s, _LEAST_SHARE * interval.transfer_s)
@@ -338,12 +318,9 @@ class ModelLaw(Law):
                 own.values, self._arriving = [], True
 
     def _sense_bandwidth(self, method: Method) -> None:
-        """Set B; of a method that was just taken its efficiency, for B has not had time to change.
-
-        Sparse is what others are compared with, and so is the first method of a job.
-        """
+        """Set B, or the efficiency of a method just taken; sparse, or else the first, has 1."""
         own, found = self._value("own_bytes_per_s"), self._efficiency
-        # Plain words, and a new dictionary: a checkpoint may hold this one.
+        # Plain words in a new dictionary: a checkpoint may hold this one.
         if method is Method.SPARSE or not self._bytes_per_s:
             self._efficiency = {**found, str(method): 1.0}
         elif self._arriving:
@@ -358,16 +335,15 @@ class ModelLaw(Law):
         return self._windows[name].value or 0.0
 
     def transfer_s(self, decision: Decision) -> float:
-        """What a step's communication is predicted to take."""
+        """Predicted time of a step's communication."""
         wire_bytes = self._gradient.wire_bytes(decision)
         return self._value("latency_s") + wire_bytes / self._got(decision.method)
 
     def _got(self, method: Method) -> float:
-        """Bytes a second that a method gets."""
         return self._bytes_per_s * self._efficiency.get(method, self._set.optimism)
 
     def budget_s(self, method: Method) -> float:
-        """What a step's communication may take: `Settings.slowdown` says why so much."""
+        """What communication may take in a step; see `Settings.slowdown`."""
         alone_s = self._value("compute_s") + self._codec_s(method)
         return self._value("overlap_s") + self._set.slowdown * alone_s
 
@@ -386,7 +362,6 @@ class ModelLaw(Law):
         return self.transfer_s(decision) <= self.budget_s(decision.method)
 
     def _fastest(self, choices: list[Decision]) -> Decision:
-        """Of several the fastest, but the present method where that gains too little."""
         best = min(choices, key=self._step_s)
         gain = 1.0 - self._set.switch_gain
         for each in choices:
@@ -399,11 +374,9 @@ class ModelLaw(Law):
         return self.transfer_s(decision) + self._codec_s(decision.method)
 
     def _allowed(self, decision: Decision, norm: float | None) -> bool:
-        """16 bits are for a gradient that is large enough."""
         return not decision.quantised or (norm is not None and norm > self._set.tr_d)
 
     def _sparse(self, norm: float | None) -> Decision:
-        """The largest ratio that fits, in 16 bits if that is allowed there."""
         half = Decision(Method.SPARSE, self._fitting(Decision(Method.SPARSE, 1.0, quantised=True)))
         quantised = half.ratio < self._set.tr_q and self._allowed(FP16, norm)
         ratio = half.ratio if quantised else self._fitting(Decision(Method.SPARSE, 1.0))
@@ -414,7 +387,7 @@ class ModelLaw(Law):
         return Decision(Method.SPARSE, ratio, quantised)
 
     def _fitting(self, whole: Decision) -> float:
-        """The ratio at which `whole`, the sparse decision of ratio 1, fits the budget."""
+        """The ratio at which `whole`, of ratio 1, fits the budget."""
         room_s = max(0.0, self.budget_s(whole.method) - self._value("latency_s"))
         room = room_s * self._got(Method.SPARSE)
         return min(1.0, max(self._set.min_ratio, room / self._gradient.wire_bytes(whole)))

@@ -1,1 +1,1 @@
-"""Online search: tuners that try configs on a running job, AutoCCL's and ours."""
+"""Online search: tuners that try configs on a running job."""

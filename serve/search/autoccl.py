@@ -1,33 +1,23 @@
-"""What online searches share, the space and the interface; and AutoCCL's search.
+"""What online searches share, and AutoCCL's search (Xu et al., NSDI 2025, section 3).
 
-A space is made of the choices that exist, which need not fill a grid. A **hole** is a combination
-that is not among them (invalid, or nobody measured it): it can never run, so a step along an axis
-passes over it to the next choice there is. After AutoCCL (Xu et al., NSDI 2025, section 3):
-algorithm, protocol and transport make the *subspace*; channels, threads and chunk size are its
-*axes*, whose values are ordered. Threads and transport are fixed when a process starts: a space for
-a running job is made of configs alone.
-
-A tuner decides one call after the other, each task key on its own, and is told what the calls took:
+A space holds the choices that exist; a step along an axis passes over a **hole**, a combination
+that is invalid or was not measured. Algorithm, protocol and transport make the *subspace*, whose
+*axes* are channels, threads and chunk size. Threads and transport are fixed when a process starts:
+a running job's space has configs alone.
 
     tuner = AutoCcl(lambda key: space)          # or PolicySearch(lambda key: space, prior_of)
     while job:
         action = tuner.ask(key)                 # index into space.choices; any hashable key
-        tuner.tell(key, time_of(action))        # us, of the call that ran what was asked
+        tuner.tell(key, time_of(action))        # us
 
-* `ask` changes nothing: until it is told, a tuner answers the same.
-* Where a decision takes effect some calls later, say what ran: `tell(key, time_us, action)`. Times
-  of another action than the one last asked for are no answer to it; the tuner goes on asking.
-* `best` is the *incumbent*, what the tuner would settle on now. A call that ran something else was
-  a *probe*. The first incumbent is NCCL's own choice, or ours begins at `SearchSpace.begin`.
-* `alarm` says that the surroundings changed (the Trigger agent): what was measured is old.
+* `ask` changes nothing. Where decisions take effect calls later, tell what ran, too; the tuner
+  goes on asking until it hears of what it asked for.
+* The *incumbent*, `best`, is what the tuner would settle on; a *probe* ran something else.
 * Equal times give equal answers. No clock, no thread, no chance, no torch.
 
-Keys are opened by the first `ask` or `tell`. A settled key costs a few microseconds a call.
-
-**AutoCCL** (algorithm 1) visits the subspaces one after the other, that of NCCL's own choice first,
-descends in each (algorithm 2), keeps the fastest config of all. Each call runs one candidate until
-the search is over: no prediction, no limit on the cost of a probe, no spreading over time. It never
-searches again.
+**AutoCCL** (algorithm 1) visits the subspaces in turn, that of NCCL's own choice first, descends in
+each (algorithm 2) and keeps the fastest config. It predicts nothing, sets a probe's cost no
+limit, and never searches again.
 """
 
 import math
@@ -42,13 +32,13 @@ from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol, Transport
 
 SubspaceName = tuple[Algorithm | None, Protocol | None, Transport | None]
 _Knobs = tuple[int | None, int | None, int | None]
-#: Names of the axes, in the order in which they are searched.
+#: In the order in which they are searched.
 AXES: Final = ("num_channels", "num_threads", "chunk_bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What may run: a config, and what a launch profile sets beside it; None leaves it to NCCL."""
+    """A config, and what a launch profile sets beside it; None leaves it to NCCL."""
 
     config: Config = ABSTAIN
     num_threads: int | None = None
@@ -65,20 +55,14 @@ class Choice:
         return self.config.num_channels, self.num_threads, self.config.chunk_bytes
 
 
-#: NCCL's own choice.
 DEFAULT: Final = Choice()
 
 
 class SearchSpace:
-    """Choices by action index. Actions that may not be played keep their index and are left out.
+    """Choices by action index, those that may not be played included.
 
-    Attributes:
-        choices: what each action stands for.
-        default: the action that is NCCL's own choice.
-        actions: those that may be played, in ascending order, the default among them.
-        subspaces: the actions of each subspace; the default is in none.
-        default_runs: what NCCL's own choice comes to, where that is known.
-        begin: the action that runs before anything was tried.
+    `actions` may be played, among them `default`, NCCL's own choice, which is in no subspace and
+    comes to `default_runs`, where known. `begin` runs first.
     """
 
     def __init__(
@@ -89,11 +73,7 @@ class SearchSpace:
         default_runs: Choice | None = None,
         begin: Choice = DEFAULT,
     ) -> None:
-        """Order choices; all are playable where nothing else is said.
-
-        Raises ValueError without NCCL's own choice, with one twice, and for a beginning that may
-        not be played.
-        """
+        """Raises ValueError without NCCL's own choice, and for one twice."""
         self.choices = tuple(choices)
         if len(set(self.choices)) != len(self.choices):
             raise ValueError("a choice stands in the search space twice")
@@ -127,16 +107,13 @@ class SearchSpace:
         return found
 
     def step(self, action: int, axis: int, count: int) -> int | None:
-        """The choice `count` steps along an axis (down where negative), or the last on the way.
-
-        None where there is no further one. Holes are passed over.
-        """
+        """The choice `count` steps away, or the last on the way; None: no further one."""
         line, index = self._lines[axis][action]
         there = min(max(index + count, 0), len(line) - 1)
         return None if there == index else line[there]
 
     def line_length(self, action: int, axis: int) -> int:
-        """How many choices lie on the line through `action` along an axis."""
+        """Choices on the line through `action` along an axis."""
         return len(self._lines[axis][action][0])
 
     def neighbours(self, action: int) -> list[int]:
@@ -147,19 +124,13 @@ class SearchSpace:
         return [there for there in steps if there is not None]
 
     def start(self, number: int) -> int:
-        """The action of a subspace with knobs nearest to what the default runs.
-
-        A knob that is not known is taken as left to NCCL, else as the largest.
-        """
+        """A subspace's action with knobs nearest to what the default runs."""
         wanted = self.default_runs.knobs if self.default_runs else (None, None, None)
         actions = self.subspaces[number]
         return min(actions, key=lambda a: (_distance(self.choices[a].knobs, wanted), a))
 
     def twin(self) -> tuple[int, bool] | None:
-        """The action closest to what NCCL's own choice runs, and whether it is identical.
-
-        None where that is not known, or nothing of its subspace may be played.
-        """
+        """The action closest to what NCCL's choice runs, and whether identical; None: not known."""
         number = self.default_subspace()
         if number is None or self.default_runs is None:
             return None
@@ -167,7 +138,7 @@ class SearchSpace:
         return action, self.choices[action].knobs == self.default_runs.knobs
 
     def default_subspace(self) -> int | None:
-        """The subspace of NCCL's own choice, or None if not known."""
+        """The subspace of NCCL's own choice; None: not known."""
         if self.default_runs is None:
             return None
         *cell, transport = self.default_runs.subspace
@@ -178,51 +149,47 @@ class SearchSpace:
 
 
 def _rank(value: int | None) -> float:
-    # What is left to NCCL goes last: for the large messages that are worth searching for, its own
-    # channels, threads and chunk are the most that it opens.
+    # Last: for messages that are worth a search, what NCCL chooses is the most that it opens.
     return math.inf if value is None else value
 
 
 def _distance(knobs: _Knobs, wanted: _Knobs) -> float:
-    """Distance in doublings; AUTO has distance 0 to AUTO, and else counts as the largest value."""
+    """Distance in doublings; AUTO, but to AUTO, counts as the largest value."""
     total = 0.0
     for value, want in zip(knobs, wanted, strict=True):
         if value == want or value is None:
             continue
-        # Nothing is known of the wish: the larger, the nearer.
+        # Unknown: the larger, the nearer.
         total += abs(math.log2(value / want)) if want else 64.0 - math.log2(value)
     return total
 
 
 Key = Hashable
-#: Levels of interference are continuous and seldom quite zero. A disturbance begins where calls
-#: take so much longer than quiet, the smallest slowdown that a Trigger looks for, and it ends below
-#: the other.
+#: A disturbance begins at the smallest slowdown over quiet that a Trigger looks for, and ends
+#: lower: levels are continuous and seldom quite zero.
 DISTURBED_FROM: Final = 0.15
 DISTURBED_UNTIL: Final = 0.05
-#: What may be tried for a task key.
 SpaceOf = Callable[[Key], SearchSpace]
 
 
 class State(StrEnum):
-    """The state of the search of a task key (AutoCCL's names)."""
+    """State of a task key's search (AutoCCL's names)."""
 
-    #: Nothing was measured yet, or nothing may be tried for now: the incumbent runs.
+    #: Nothing was measured, or may be tried for now: the incumbent runs.
     IDLE = "idle"
-    #: A probe was asked for and its time is awaited.
     PROBING = "probing"
-    #: The last probe was better: it is the incumbent now, and the search goes on from it.
+    #: The last probe was better and is the incumbent.
     IMPROVING = "improving"
-    #: The last probe was no better: the search turns to the next direction, knob or subspace.
+    #: The last probe was no better: the next direction, knob or subspace.
     ADVANCE = "advance"
-    #: Nothing is left to try; the incumbent runs until an alarm.
+    #: Nothing is left to try until an alarm.
     CONVERGED = "converged"
 
 
 class Task(ABC):
     """The search of one task key."""
 
-    #: The action to settle on now, the one that the next call should run, and where the search is.
+    #: The action to settle on, and the one that the next call should run.
     incumbent: int
     proposal: int
     state: State
@@ -241,10 +208,9 @@ class Task(ABC):
 
 
 class Tuner:
-    """An online search over configs: the tasks of one job, each opened when it is first named."""
+    """An online search: the tasks of one job, each opened by its first use."""
 
     def __init__(self, open_task: Callable[[Key], Task]) -> None:
-        """`open_task` makes the search of a new key."""
         self._open = open_task
         self._tasks: dict[Key, Task] = {}
 
@@ -253,25 +219,22 @@ class Tuner:
         return self._task(key).ask()
 
     def tell(self, key: Key, time_us: float, action: int | None = None) -> None:
-        """Record that a call of `key` with `action` took `time_us`; None: the action of `ask`.
-
-        Raises ValueError for a time that is not above zero.
-        """
+        """Record a call; None: the action of `ask` ran. Raises ValueError for a time of zero."""
         if not time_us > 0.0:
             raise ValueError(f"a call cannot have taken {time_us} us")
         task = self._task(key)
         task.tell(time_us, task.proposal if action is None else action)
 
     def best(self, key: Key) -> int:
-        """The incumbent: the action to settle on now."""
+        """The incumbent."""
         return self._task(key).incumbent
 
     def state(self, key: Key) -> State:
-        """The state of the search of `key`."""
+        """State of the search of `key`."""
         return self._task(key).state
 
     def alarm(self, key: Key | None = None) -> None:
-        """Interference of `key`, or of every key, changed."""
+        """Interference of `key`, or of every key, changed: what was measured is old."""
         for each in [key] if key is not None else list(self._tasks):
             self._task(each).alarm()
 
@@ -282,9 +245,7 @@ class Tuner:
 
 
 def is_disturbed(level: float, *, before: bool) -> bool:
-    """Whether a task key is disturbed at an interference level; -1, unknown, changes nothing.
-
-    A tuner's `alarm` is due when this changes, either way.
+    """Whether calls are disturbed; -1, unknown, keeps `before`. A change is a tuner's `alarm`.
 
     >>> is_disturbed(0.1, before=False), is_disturbed(0.1, before=True)
     (False, True)
@@ -295,11 +256,7 @@ def is_disturbed(level: float, *, before: bool) -> bool:
 
 
 class AutoCcl(Tuner):
-    """AutoCCL's search over all task keys of one job.
-
-    `repeats`: calls of which the median is compared; more than one only pays under noise. Raises
-    ValueError for fewer than one.
-    """
+    """AutoCCL's search by medians of `repeats` calls; raises ValueError for fewer than one."""
 
     def __init__(self, space_of: SpaceOf, *, repeats: int = 1) -> None:
         if repeats < 1:
@@ -308,12 +265,9 @@ class AutoCcl(Tuner):
 
 
 class _Descent(Task):
-    """AutoCCL's search of one task key."""
-
     def __init__(self, space: SearchSpace, repeats: int) -> None:
         self.incumbent = self.proposal = space.default
         self.state = State.IDLE
-        #: Median of the incumbent's measured calls, us.
         self._incumbent_us = math.inf
         self._samples: list[float] = []
         self._repeats = repeats
@@ -321,13 +275,11 @@ class _Descent(Task):
         next(self._search)  # it asks for the default first
 
     def ask(self) -> int:
-        """The candidate that is being measured; the incumbent when there is none."""
         if self.state is not State.CONVERGED:
             self.state = State.PROBING
         return self.proposal
 
     def tell(self, time_us: float, ran: int) -> None:
-        """Record a call; after `repeats` of the candidate, move on to the next."""
         if self.state is State.CONVERGED or ran != self.proposal:
             return
         self._samples.append(time_us)
@@ -346,7 +298,7 @@ class _Descent(Task):
             self.state = State.IMPROVING if improved else State.ADVANCE
 
     def alarm(self) -> None:
-        """Do nothing: it never searches again."""
+        """Ignored: it never searches again."""
 
 
 def _all_subspaces(space: SearchSpace) -> Generator[int, float, None]:
@@ -360,13 +312,12 @@ def _all_subspaces(space: SearchSpace) -> Generator[int, float, None]:
 def _descend(
     space: SearchSpace, start: int, known: dict[int, float]
 ) -> Generator[int, float, None]:
-    """Algorithm 2, coordinate descent in one subspace: yields actions to measure, is sent their us.
+    """Algorithm 2, coordinate descent in one subspace: yields actions, is sent their us.
 
-    Each knob in turn is moved as long as the call gets faster; the step is in proportion to the
-    last gain of bandwidth, and the least step after one that did not pay. Where the paper leaves
-    something open, this is what its published code does (gbxu/autoccl @63acb15): a knob is tried
-    upwards and downwards, a gain starts the count of failures anew, and the subspace is done when
-    no knob pays either way. What is in `known`, the times so far by action, is not measured again.
+    A knob moves as long as the call gets faster, by a step in proportion to the last gain of
+    bandwidth. As in the published code (gbxu/autoccl @63acb15) a knob is tried up and down, a gain
+    restarts the count of failures, and the end is where no knob pays. `known` (action -> us) is
+    not measured again.
     """
     here = start
     if here not in known:

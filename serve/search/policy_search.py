@@ -1,33 +1,21 @@
 """Our online search: starts from what is believed, probes little, and stops by itself.
 
-For each task key, in this order:
+* **Watch** the incumbent, at first `SearchSpace.begin`, until level and scatter are known.
+* **Probe** the believed peak of a subspace, or a neighbour of a probed peak: where one more call is
+  *worth* most, its expected rise of the best known (the knowledge gradient of Frazier, Powell and
+  Dayanik 2008), against its expected cost. A noisy system makes a call worth less. A probe must be
+  worth its price over as many calls as there were, so a task that is called more is searched
+  further.
+* **Take over** what was probed and is better with `confidence`. Its calls confirm it, against the
+  level before, or throw it out.
+* **Spread**: probes' cost beyond the incumbent stays below `budget` of all time at every call.
+* **Converge** where nothing is worth a call; an alarm makes what was measured uncertain again.
 
-* **Watch.** The incumbent, at first NCCL's own choice (or a table's, `SearchSpace.begin`), runs
-  until its level and scatter are known.
-* **Probe.** Candidates are the peak that is believed in of each subspace, and what lies one step
-  around those peaks that were probed; nothing else. Of them the one is probed for which one more
-  call is *worth* most: by how much it is expected to raise the best that is known (the knowledge
-  gradient of Frazier, Powell and Dayanik 2008), against what the call itself is expected to cost. A
-  noisy system makes a call worth less, so that little is repeated where the noise would hide the
-  answer anyway. The stop is sequential: a probe must be worth its price over as many calls as there
-  were already, so a task that is called more is searched further.
-* **Take over.** A candidate that was probed and is better with `confidence` is the incumbent. Its
-  calls are no probes and still tell: compared with the level before, they confirm it or throw it
-  out.
-* **Spread.** What probes have cost beyond the incumbent is kept below `budget` of all time since
-  the beginning, in every prefix of the calls; a dear probe waits until it is affordable.
-* **Converge.** Where nothing is worth a call, NCCL's own choice or the incumbent stays for good,
-  until an alarm: then what was measured gets as uncertain as a change of surroundings makes it.
-
-What is **believed**: r(a) = log(time of a / time of NCCL's own choice); r of that one is 0. Mean
-and covariance of r come from the belief that all parts of this package share
-(`dynamiccl/belief.py`), at the task's size. What a policy of the *same system* predicts may be
-added, as one observation of all r; a model of other systems misleads (docs/search.md).
-
-What is observed is a *difference*, a probe against the incumbent's latest calls, so that a level
-that drifts (congestion, clocks) is in both and cancels. Times have long tails, and one probe may be
-a straggler: an observation far from what was believed is taken as so noisy that it moves the belief
-by a few of its spreads only. What is really so shows again.
+**Believed** is r(a) = log(time of a / time of NCCL's own choice), by the belief that all parts
+share (`dynamiccl/belief.py`). A policy of the *same system* may be added as one observation of all
+r; one of other systems misleads (docs/search.md). **Observed** are *differences* from the
+incumbent's latest calls, so that a drifting level (congestion, clocks) cancels. A surprise may be a
+straggler: it moves the belief by a few spreads only, and what is so shows again.
 """
 
 import math
@@ -45,17 +33,15 @@ from dynamiccl.drawn_worlds import Floats, Grid, Ints
 from dynamiccl.nccl import ABSTAIN
 from dynamiccl.serve.search.autoccl import Key, SearchSpace, SpaceOf, State, Task, Tuner
 
-#: Spread of what one transport, or number of threads, adds to all times (log time): drawn worlds
-#: have neither.
+#: Spread by transport and by threads (log time): drawn worlds have neither.
 _LAUNCH_SIGMA: Final = 0.2
-#: How far a policy is taken to be off (log time). Taken for ten times as sure, it is believed where
-#: it is wrong, and the search stops too early (docs/search.md).
+#: Error of a policy (log time); with a tenth, searches stop too early (docs/search.md).
 _POLICY_SIGMA: Final = 1.0
-#: Q values are -time / reference; what is masked is far below (train/networks.py).
+#: Q values are -time / reference; masked ones are far below (train/networks.py).
 _LEAST_Q: Final = -1e3
-#: One observation moves a belief by so many of its spreads at most.
+#: One observation moves a belief by so many spreads at most.
 _MOST_MOVES: Final = 3.0
-#: How far the config that NCCL's own choice comes to may be from it, and the nearest to that one.
+#: Spread between NCCL's own choice and the config that it comes to, or nearly so.
 _TWIN: Final = 0.02
 _NEAR_TWIN: Final = 0.1
 _FAINT: Final = 1e-9
@@ -63,14 +49,14 @@ _FAINT: Final = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is believed of r before any probe: (A,) means and (A, A) covariances."""
+    """Belief about r before any probe: (A,) means and (A, A) covariances."""
 
     mean: Floats
     covariance: Floats
 
     @classmethod
     def drawn(cls, space: SearchSpace, size_bytes: float) -> "Prior":
-        """By the drawn worlds alone, for a call of `size_bytes` as NCCL counts them."""
+        """From the drawn worlds alone, for a call of `size_bytes` as NCCL counts them."""
         configs = tuple(dict.fromkeys([ABSTAIN, *(choice.config for choice in space.choices)]))
         ran = None if space.default_runs is None else space.default_runs.config
         cell = None
@@ -91,26 +77,23 @@ class Prior:
 
     @classmethod
     def of_policy(cls, space: SearchSpace, size_bytes: float, log_ratio: Floats) -> "Prior":
-        """With r (A,) as a policy of the same system predicts it.
-
-        Its errors are taken to covary as r does between drawn machines.
-        """
+        """With a policy's r (A,), whose errors covary as r does between drawn machines."""
         drawn = cls.drawn(space, size_bytes)
-        # Two normals, one covariance and `sigma`^2 / typical times it, as one.
+        # The product of two normals whose covariances are multiples of one.
         left = _POLICY_SIGMA**2 / (_POLICY_SIGMA**2 + _typical(drawn.covariance))
         predicted = log_ratio - log_ratio[space.default]
         return cls(left * drawn.mean + (1.0 - left) * predicted, left * drawn.covariance)
 
 
 def predicted(q: npt.NDArray[np.floating], default: int = 0) -> Floats:
-    """(A,) r by an exported policy's Q values; masked actions are never worth a probe."""
+    """(A,) r by a policy's Q values; masked actions are never worth a probe."""
     time = -np.clip(q.astype(np.float64), _LEAST_Q, -1e-6)
     found: Floats = np.log(time / time[default])
     return found
 
 
 def _typical(covariance: Floats) -> float:
-    """The mean variance of all but NCCL's own choice."""
+    """Mean variance without NCCL's own choice."""
     return float(np.trace(covariance)) / max(len(covariance) - 1, 1)
 
 
@@ -118,13 +101,12 @@ class Belief:
     """The posterior of one task key."""
 
     def __init__(self, space: SearchSpace, prior: Prior) -> None:
-        """Start from a prior."""
         self._prior = prior
-        #: (A,) expected r, and its covariance (A, A).
+        #: Means of r (A,), and covariances (A, A).
         self.mean, self._covariance = prior.mean.copy(), prior.covariance.copy()
         twin = space.twin()
         if twin is not None:
-            # NCCL's own choice is one of the configs: r of that one is known to be 0.
+            # NCCL's own choice is one of the configs, whose r is 0.
             action, is_same = twin
             self._add(action, space.default, 0.0, (_TWIN if is_same else _NEAR_TWIN) ** 2)
 
@@ -137,9 +119,9 @@ class Belief:
         return found
 
     def observe(self, action: int, incumbent: int, difference: float, variance: float) -> None:
-        """Add an observation: `action` took exp(difference) times as long as `incumbent`."""
+        """`action` took exp(difference) times as long as `incumbent`."""
         gain, spread = self.gain_over(incumbent, np.array([action]))[:, 0]
-        # The gain is r(incumbent) - r(action), the difference its opposite.
+        # The gain is r(incumbent) - r(action): the difference's opposite.
         surprise = abs(difference + gain) / (_MOST_MOVES * spread)
         self._add(action, incumbent, difference, max(variance, spread**2 * (surprise - 1.0)))
 
@@ -151,33 +133,27 @@ class Belief:
         self._covariance = self._covariance - np.outer(between, between) / total
 
     def age(self, sigma: float) -> None:
-        """The surroundings changed: every r may have by about `sigma`, at most to the prior."""
+        """Every r may have changed by about `sigma`: up to the prior's covariance."""
         share = min(sigma**2 / _typical(self._prior.covariance), 1.0)
         self._covariance += share * (self._prior.covariance - self._covariance)
 
 
-# --- The incumbent's latest calls ---
-
-#: Calls that are looked back on.
 WINDOW: Final = 32
-#: What calls are taken to scatter by before they show it (robust sigma of log time), and for how
-#: many calls' worth.
+#: Robust sigma of log time before calls show it, and the calls that it counts as.
 _NOISE_SIGMA: Final = 0.03
 _NOISE_WEIGHT: Final = 4
 _LEAST_SIGMA: Final = 0.002
-#: The standard deviation over the median of the absolute value, for a normal; and for differences.
+#: Standard deviation over median absolute value, for differences of normals.
 _MAD: Final = 1.4826 / math.sqrt(2.0)
 
 
 class Watch:
     """Level and scatter of the incumbent's latest calls, with which probes are compared.
 
-    The scatter is taken from the differences of neighbouring calls, so that a level that wanders
-    does not pass for noise, and by their median, so that stragglers do not either.
+    Scatter is the median difference of neighbours: wandering levels and stragglers do not count.
     """
 
     def __init__(self) -> None:
-        """Start empty."""
         self._times: deque[float] = deque(maxlen=WINDOW)
         self._steps: deque[float] = deque(maxlen=2 * WINDOW)
 
@@ -191,7 +167,7 @@ class Watch:
         self._times.append(log_time)
 
     def level(self) -> float:
-        """Median log time. Raises statistics.StatisticsError when empty."""
+        """Median log time; raises statistics.StatisticsError when empty."""
         return median(self._times)
 
     def latest(self, count: int) -> float:
@@ -199,7 +175,7 @@ class Watch:
         return sum([*self._times][-count:]) / count
 
     def sigma(self) -> float:
-        """Standard deviation of one call, in log time."""
+        """Standard deviation of one call, log time."""
         if not self._steps:
             return _NOISE_SIGMA
         seen = max(_MAD * median(self._steps), _LEAST_SIGMA)
@@ -208,7 +184,7 @@ class Watch:
         return math.sqrt(squared)
 
     def level_variance(self) -> float:
-        """Variance of `level`: for normal noise pi / 2 times that of a mean."""
+        """Variance of `level`: for normal noise pi / 2 times a mean's."""
         return 0.5 * math.pi * self.sigma() ** 2 / len(self._times)
 
     def restart(self) -> None:
@@ -216,52 +192,43 @@ class Watch:
         self._times.clear()
 
 
-# --- The search ---
-
-
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The settings of a search; shares of a call's time, or log time."""
+    """Settings of a search; shares of a call's time, or log time."""
 
-    #: Calls of the incumbent before anything is compared with it, and between two probes.
+    #: Calls of the incumbent before a comparison, and between two probes.
     watch_calls: int = 8
     rest_calls: int = 2
-    #: A probe is made when it is expected to save so much of a call's time over as many calls as
-    #: there were already; and never for less than `least_worth` of each.
+    #: A probe must save `price` of a call over all calls so far, and `least_worth` in each.
     price: float = 0.02
     least_worth: float = 0.0001
-    #: Certainty with which a probed candidate must be better to take over.
+    #: Certainty that a probed candidate is better before it takes over.
     confidence: float = 0.6
-    #: What probes may cost, as a share of time, and calls' worth of it that are lent at the start.
+    #: Share of time for probes, and the calls whose share is lent at the start.
     budget: float = 0.007
     lent_calls: int = 200
-    #: Nothing is probed that is expected to take so many times as long as the incumbent.
+    #: Nothing is probed that is expected to take so many times the incumbent's time.
     worst_ratio: float = 3.0
-    #: How much an alarm means that every ratio may have changed (log time).
+    #: By how much an alarm may have changed ratios (log time).
     change_sigma: float = 0.2
 
 
-#: After so many calls with a new incumbent its level is compared with that of the one before.
+#: Calls of a new incumbent at which it is compared with the level before.
 _TRIALS: Final = (2, 4, 8, 16)
-#: Probes that cost less than this are chosen by their worth alone.
+#: Below this cost, worth alone decides.
 _CHEAP: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """The incumbent before a new one, and its level."""
-
     before: int
     level: float
     variance: float
 
 
 class _Search(Task):
-    """The search of one task key."""
-
     def __init__(self, space: SearchSpace, prior: Prior, rules: Rules) -> None:
         self.space, self.rules = space, rules
-        #: Calls that were told.
         self.calls = 0
         self.belief = Belief(space, prior)
         self.watch = Watch()
@@ -275,17 +242,14 @@ class _Search(Task):
         self._probed = {space.begin, self._twin}
         self._trial: _Trial | None = None
         self._rest = 0
-        #: No plan before this call.
         self._plan_at = 0
 
     def ask(self) -> int:
-        """The action to probe; the incumbent when there is none."""
         if self.proposal != self.incumbent:
             self.state = State.PROBING
         return self.proposal
 
     def tell(self, time_us: float, ran: int) -> None:
-        """Record a call of action `ran`."""
         self.calls += 1
         log_time = math.log(time_us)
         if ran != self.incumbent:
@@ -305,21 +269,19 @@ class _Search(Task):
             self.plan()
 
     def alarm(self) -> None:
-        """Interference changed: raise the uncertainty; keep the incumbent for now."""
         self.belief.age(self.rules.change_sigma)
         self.watch.restart()
         self._trial, self._plan_at, self._rest = None, 0, 0
         self.proposal, self.state = self.incumbent, State.IDLE
 
     def plan(self) -> None:
-        """Choose the next step: take over, probe, wait or stop."""
         if self._take_over():
             return
         candidates = self._candidates()
         mean, spread = self.belief.gain_over(self.incumbent, candidates)
         cost = _expected_excess(-mean, spread)
         worth = _worth(mean, spread, self.watch.sigma())
-        # Nobody has seen yet that what is believed to be better is: that is worth its whole gain.
+        # Seeing for the first time what is believed to be better is worth its whole gain.
         unseen = np.array([action not in self._probed for action in candidates.tolist()])
         worth += np.where(unseen, np.maximum(mean, 0.0), 0.0)
         worth[mean < -math.log(self.rules.worst_ratio)] = 0.0
@@ -341,7 +303,6 @@ class _Search(Task):
         self.proposal = int(candidates[int(np.argmax(score))])
 
     def _learn(self, log_time: float, ran: int) -> None:
-        """Compare a probe with the incumbent, and plan again."""
         if not len(self.watch):
             return  # what ran before the first call of the incumbent cannot be compared
         difference = log_time - self.watch.level()
@@ -356,7 +317,6 @@ class _Search(Task):
         self._take_over()
 
     def _take_over(self) -> bool:
-        """Make a better action the incumbent where confidence suffices; whether one was."""
         probed = np.array(sorted(self._probed - {self.incumbent} - self._same), dtype=np.int64)
         if not len(probed) or not len(self.watch):
             return False
@@ -373,7 +333,7 @@ class _Search(Task):
         return True
 
     def _follow(self, trial: _Trial) -> None:
-        """Compare the calls of a new incumbent with the old level; roll back if slower."""
+        """Compare a new incumbent's calls with the level before; roll back if slower."""
         calls = len(self.watch)
         if calls not in _TRIALS:
             return
@@ -386,27 +346,25 @@ class _Search(Task):
         self._take_over()
 
     def _candidates(self) -> npt.NDArray[np.int64]:
-        """The predicted peak of each subspace, and neighbours of those that were probed."""
         mean = self.belief.mean
         peaks = [min(actions, key=mean.__getitem__) for actions in self.space.subspaces]
         found = {self.space.default, *peaks}
         for peak in (self.incumbent, self._twin, *peaks):
             if peak in self._probed:
                 found |= set(self.space.neighbours(peak))
-        # What NCCL's own choice comes to is tried as NCCL's own choice.
+        # A config identical to NCCL's own choice is tried as that.
         return np.array(sorted(found - {self.incumbent} - self._same), dtype=np.int64)
 
     def _allowed(self, calls: int) -> float:
         return self.rules.budget * (calls + self.rules.lent_calls)
 
     def _wait_until(self, calls: int) -> None:
-        """Probe nothing before this number of calls."""
         self._plan_at = max(calls, self.calls + 1)
         self.state = State.IDLE
 
 
 class PolicySearch(Tuner):
-    """Our search over all task keys of one job; `prior_of` gives what is believed of a key."""
+    """Our search; `prior_of` gives what is believed of a key."""
 
     def __init__(
         self, space_of: SpaceOf, prior_of: Callable[[Key], Prior], rules: Rules = Rules()
@@ -415,11 +373,7 @@ class PolicySearch(Tuner):
 
 
 def _worth(mean: Floats, spread: Floats, sigma: float) -> Floats:
-    """Expected increase of the best known gain by one more call of each candidate.
-
-    The mean gain over the incumbent would move by a normal of this spread; what it is above zero
-    afterwards, beyond what it is above zero now (Frazier et al. 2008, equation 14).
-    """
+    """Expected rise of the best known gain by a call (Frazier et al. 2008, equation 14)."""
     moves = spread**2 / np.sqrt(spread**2 + sigma**2)
     z = np.abs(mean) / moves
     density = np.exp(-0.5 * z**2) / math.sqrt(2.0 * math.pi)
@@ -428,7 +382,7 @@ def _worth(mean: Floats, spread: Floats, sigma: float) -> Floats:
 
 
 def _expected_excess(mean: Floats, spread: Floats) -> Floats:
-    """E[max(exp(x) - 1, 0)] of normals x: expected cost of a call beyond the incumbent."""
+    """E[max(exp(x) - 1, 0)] of normals x: a call's expected cost beyond the incumbent."""
     grown = np.exp(mean + 0.5 * spread**2) * _share_above(-(mean + spread**2) / spread)
     found: Floats = grown - _share_above(-mean / spread)
     return found
