@@ -14,7 +14,7 @@ _LIBC = ctypes.CDLL(None)
 def replacing(path: Path, *, is_synced: bool = False) -> Iterator[Path]:
     """A hidden name beside `path` to write to, which takes its place where all went well.
 
-    `is_synced`: it is on disk before, for what a power cut must not lose.
+    `is_synced`: on disk before that, for what a power cut must not lose.
     """
     hidden = path.with_name(f".writing-{path.name}")
     try:

@@ -53,7 +53,7 @@ def report_command(
 
     Example: dynamiccl-evaluate report --data out/data --policy RUN_ID --out out/report
     """
-    # Checked before the heavy imports: a typo should not take five seconds to be told.
+    # Before the heavy imports: a typo should not take five seconds to be told.
     from dynamiccl.datasets.store import part_paths
 
     part_paths(data)
@@ -150,7 +150,7 @@ def gate_command(
 def _load(
     policy: str, tracking_uri: str, terms: tuple[str | None, str | None, int | None, str, float]
 ) -> tuple["TorchPolicy", Path]:
-    """A policy, as its tables would be made by the `terms` of `slack_of`, and its folder."""
+    """With the `terms` of `slack_of`; and its folder."""
     from dynamiccl.datasets.objective import slack_of
     from dynamiccl.train.policy import TorchPolicy
     from dynamiccl.train.tracking import policy_directory

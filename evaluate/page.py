@@ -1,8 +1,7 @@
 """Pages, tables in a terminal, sentences and figures: Jinja templates over what a command found.
 
-A page is one self-contained HTML file: no script, no fetch. In figures, SVG, nothing is told by
-colour alone: cells hold letters and numbers, lines have dashes and markers. Time is told as per
-cent of NCCL's own that is saved.
+A page is one self-contained HTML file: no script, no fetch. Figures (SVG) tell nothing by colour
+alone. Time is told as per cent of NCCL's own that is saved.
 """
 
 import io
@@ -30,35 +29,33 @@ from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes, size_label
 from dynamiccl.train.options import wide_stdout
 
 mpl.use("Agg")
-#: Lines are told apart by dashes and markers, not by colour alone.
 _LINES: Final = (("-", "o"), ("--", "s"), ("-.", "^"), (":", "v"), ("-", "D"), ("--", "x"))
-#: Policies of which a plot has a line; more lines than six nobody tells apart.
+#: Nobody tells apart more than six lines.
 _MOST_POLICIES: Final = 4
 #: Ink on a pale fill, whatever the page's colours.
 _DARK: Final = "#111111"
 _WHITE: Final = (1.0, 1.0, 1.0, 1.0)
-#: Pale fills, so that letters and figures stand out.
 _FILLS: Final = ("#cfe2f3", "#fce5cd", "#d9ead3", "#f4cccc", "#d9d2e9", "#fff2cc", "#d0e0e3")
 _OWN: Final = ("·", "#e6e6e6")
-#: Rows of cells at most in one picture; more would not be legible.
+#: More would not be legible.
 _MOST_ROWS: Final = 28
-#: Maximum number of points of a job's line; more calls are averaged over windows.
+#: Of a job's line; more calls are averaged over windows.
 _MAX_POINTS: Final = 600
 
 
 def render(name: str, told: Mapping[str, Any]) -> str:
-    """The text that the template NAME.jinja makes."""
+    """Of the template NAME.jinja."""
     return _environment(is_page=name.endswith(".html")).get_template(f"{name}.jinja").render(told)
 
 
 def say(name: str, sentence: str, told: object) -> str:
-    """The text of a macro of the template NAME.words.jinja."""
+    """A macro of the template NAME.words.jinja."""
     template = _environment(is_page=False).get_template(f"{name}.words.jinja")
     return str(getattr(template.module, sentence)(told)).strip()
 
 
 def show_result(name: str, told: Mapping[str, Any], document: object, *, as_json: bool) -> None:
-    """Print what the template NAME.txt.jinja makes of `told`, or the `document` as JSON."""
+    """Print the template NAME.txt.jinja of `told`, or the `document` as JSON."""
     if as_json:
         cli.print_json(document)
         return
@@ -67,7 +64,7 @@ def show_result(name: str, told: Mapping[str, Any], document: object, *, as_json
 
 
 def write_page(out: Path, page: str, data: Any, told: Mapping[str, Any]) -> Path:
-    """Write `data` as PAGE.json, and PAGE.html of what is `told`; the path of the latter."""
+    """Write `data` as PAGE.json and `told` as PAGE.html; returns the latter."""
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{page}.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
     path = out / f"{page}.html"
@@ -90,7 +87,7 @@ def _environment(*, is_page: bool) -> jinja2.Environment:
         "saved": saved_text,
         "size": size_label,
         "bin_size": lambda index: size_label(bin_center_bytes(index)),
-        # From NCCL's own time / another - 1 to the share that the other saves.
+        # NCCL's own time / another - 1 to the share that the other saves.
         "less": lambda gain: gain / (1.0 + gain),
         "commit": _commit_text,
     }
@@ -98,7 +95,6 @@ def _environment(*, is_page: bool) -> jinja2.Environment:
 
 
 def _commit_text(commit: str | None) -> str:
-    """Abbreviated commit, and whether the source was modified."""
     digest, plus, changed = (commit or "not known").partition("+")
     return digest[:12] + plus + changed
 
@@ -114,7 +110,7 @@ def percent(fraction: float) -> str:
 
 
 def saved_text(mean: float, interval: Sequence[float] | None = None) -> str:
-    """Time saved and its interval in per cent, for a table; below 0 is more time.
+    """Per cent of time saved, with its interval; below 0 is more time.
 
     >>> saved_text(0.1, [0.05, 0.152]), saved_text(-0.004)
     ('10.0 (5.0 to 15.2)', '-0.4')
@@ -124,11 +120,10 @@ def saved_text(mean: float, interval: Sequence[float] | None = None) -> str:
 
 
 def draw_map(drawn: pl.DataFrame, names: Sequence[str]) -> str:
-    """What is best at which size, and below it what each of `names` chooses, family by family.
+    """What is best at which size, and below it what each of `names` chooses, by family.
 
-    `drawn` are `metrics.result_rows` of one system. A cell has the letter of algorithm and
-    protocol, and the per cent of time saved; a dot where the choice is NCCL's own, or the best is
-    not faster beyond the noise.
+    `drawn` are `metrics.result_rows` of one system. A cell has a letter for algorithm and protocol,
+    and the per cent saved; a dot for NCCL's own choice, or a best not faster beyond the noise.
     """
     shown = ("oracle", *names)
     families = drawn.filter(policy="oracle").group_by(FAMILY, maintain_order=True).len()
@@ -144,7 +139,7 @@ def draw_map(drawn: pl.DataFrame, names: Sequence[str]) -> str:
     )
     cells = cells.join(kept, on=FAMILY, how="semi", nulls_equal=True, maintain_order="left")
     kinds = sorted(cells["kind"].drop_nulls().unique())
-    # Of NCCL's seven algorithms and three protocols no letter comes twice.
+    # Enough for NCCL's seven algorithms and three protocols.
     marks = zip(ascii_uppercase, cycle(_FILLS), strict=False)
     looks = dict(zip(kinds, marks, strict=False))
     one_version = drawn["nccl_version"].n_unique() == 1
@@ -165,7 +160,7 @@ def draw_map(drawn: pl.DataFrame, names: Sequence[str]) -> str:
         for task in tasks:
             at = sizes.index(task["size_bytes"])
             mark, fill = looks.get(task["kind"], _OWN)
-            # Per cent without decimals; never -0.
+            # Never -0.
             text = mark if task["kind"] is None else f"{mark} {round(100 * task['gain']) + 0:d}"
             axes.add_patch(Rectangle((at, top), 1.0, 0.25, fc=fill, ec="white", lw=0.8))
             look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 6.5}
@@ -188,8 +183,8 @@ def draw_map(drawn: pl.DataFrame, names: Sequence[str]) -> str:
 def draw_gains(drawn: pl.DataFrame, names: Sequence[str], simple: str) -> str:
     """Time saved by octave of the size, the mean over families that have sizes there.
 
-    A line for each of `names`, the baseline `simple` and the best measured config of `drawn`, as in
-    `draw_map`; the mean noise band as a hatched bar, an asterisk for octaves with test tasks.
+    Lines for `names`, the baseline `simple` and the best measured config; a hatched bar for the
+    mean noise band, an asterisk for octaves with test tasks.
     """
     octave = pl.col("bin") // BINS_PER_OCTAVE
     means = pl.col("gain", "noise_band").mean()
@@ -224,7 +219,7 @@ def draw_gains(drawn: pl.DataFrame, names: Sequence[str], simple: str) -> str:
 
 
 def draw_courses(courses: Mapping[str, pl.DataFrame]) -> str:
-    """One strip a row: measured time against NCCL's true time at the same calls, smoothed.
+    """Strips of measured time against NCCL's true time at the same calls, smoothed.
 
     Grey is the slowdown by links and host; below each strip are alarms (|) and changes (+).
     """
@@ -262,10 +257,10 @@ def draw_courses(courses: Mapping[str, pl.DataFrame]) -> str:
 
 
 def _svg(figure: Figure) -> str:
-    """The figure as an SVG element; the same figure gives the same text.
+    """The figure as an SVG element; equal figures give equal text.
 
     For light and dark pages: no white ground, and black takes the page's ink. What stands on a fill
-    of its own has to say its colour, _DARK.
+    of its own has to say _DARK.
     """
     figure.patch.set_visible(False)
     for axes in figure.axes:
@@ -282,7 +277,6 @@ def _svg(figure: Figure) -> str:
 
 
 def _title(row: Mapping[str, object], *, short: bool) -> str:
-    """A title for a family of tasks, without NCCL's version if `short`."""
     words = [str(row["collective"]), f"{row['num_nodes']} x {row['ranks_per_node']} ranks"]
     if row["launch_profile"] != "default":
         words.append(f"launch profile {row['launch_profile']}")
