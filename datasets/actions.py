@@ -48,10 +48,7 @@ class Catalogue:
         return cls((ABSTAIN, *sorted(configs, key=_order)))
 
     def actions(self, frame: pl.DataFrame) -> pl.Series:
-        """Null where the catalogue does not hold the config.
-
-        Null also for the unknown choice of another tuner (no default, no knob): it is not ABSTAIN.
-        """
+        """Null where the catalogue lacks the config, and for another tuner's unknown choice."""
         forced = [(*_values(c), i) for i, c in enumerate(self.configs) if c != ABSTAIN]
         types = {name: frame.schema[name] for name in REQUESTED_COLUMNS}
         known = pl.DataFrame(forced, schema={**types, "action": pl.Int64}, orient="row")

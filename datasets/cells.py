@@ -1,11 +1,8 @@
 """Tasks, cells, noise bands, and the scored tasks that training and evaluation share.
 
-A *task* is what the job asked and where (TASK_COLUMNS). A *cell* is a task, in place or not, with
-the config requested for it. A *repeat* is an independent measurement of a cell (REPEAT_COLUMNS); a
-cell's time is the median over its repeats. Nine in ten configs of a collective on a system repeat
-within its *noise band*: a smaller difference between two measurements says nothing.
-
-    regret = time(chosen) / min over measured actions of time - 1
+A *task* is what the job asked and where (TASK_COLUMNS), a *cell* a task, in place or not, with the
+config requested for it, a *repeat* an independent measurement of a cell. Nine in ten configs of a
+collective on a system repeat within its *noise band*: smaller differences say nothing.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -27,8 +24,7 @@ from dynamiccl.repeats import cells_of
 CONFIG_COLUMNS: Final = ("is_default", *REQUESTED_COLUMNS)
 PLACED_COLUMNS: Final = (*TASK_COLUMNS, "in_place")
 CELL_COLUMNS: Final = (*PLACED_COLUMNS, *CONFIG_COLUMNS)
-#: Sweeps name their runs alike, and a run counts the default's repeats from 0 twice: untouched, and
-#: under our plugin.
+#: Sweeps name their runs alike; a run counts the default's repeats once for each scope.
 REPEAT_COLUMNS: Final = ("sweep", "run", "repeat", "default_scope")
 #: With more repeats, the spread is computed from this many quantiles: pairs grow quadratically.
 _MAX_PAIRED: Final = 256
@@ -46,12 +42,11 @@ _IS_UNWELL: Final = pl.any_horizontal(
 _IS_ALONE: Final = (pl.col("interference_kind") == QUIET) & pl.col("num_comms").is_null()
 _IS_USABLE: Final = _IS_TIMED & ~_IS_UNWELL
 _IS_KNOWN: Final = pl.col("is_default") | pl.any_horizontal(pl.col(REQUESTED_COLUMNS).is_not_null())
-#: Forced configs that a scored task needs.
 MIN_FORCED: Final = 2
 
 
 def usable(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows with a time of a successful collective on healthy GPUs; no others are ever used."""
+    """Rows with a time of a successful collective on healthy GPUs; no others are trained on."""
     return frame.filter(_IS_USABLE)
 
 
@@ -86,11 +81,7 @@ def asking(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def placed(calls: pl.DataFrame, ranks_per_node: int) -> tuple[pl.DataFrame, int]:
-    """Calls with `num_nodes`, and for how many it is a guess.
-
-    Where the trace does not tell it, ranks are placed by `ranks_per_node`: by their numbers if the
-    trace has them, else node by node. Null where a group would lie unevenly.
-    """
+    """Calls with `num_nodes`, and of how many it is a guess: null where groups lie unevenly."""
     ranks, is_guessed = pl.col("num_ranks"), pl.col("num_nodes").is_null()
     named = pl.when(pl.col("group_ranks").list.len() > 0).then(pl.col("group_ranks"))
     node = named.list.eval(pl.element() // ranks_per_node)
@@ -114,11 +105,7 @@ def interfered(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def comparable(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows that may be used in a verdict on a forced config against NCCL's default.
-
-    Not those of shared nodes and MIG instances, whose times are not the machine's, nor the default
-    under our plugin where the untouched one was measured too.
-    """
+    """Rows for verdicts on the default: no shared nodes, no MIG, untouched default if measured."""
     return _one_default(
         frame.filter(
             pl.col("exclusive_node").fill_null(value=True) & ~pl.col("mig").fill_null(value=False)
@@ -161,8 +148,7 @@ def beside_default(frame: pl.DataFrame) -> pl.DataFrame:
 def one_placement(frame: pl.DataFrame) -> pl.DataFrame:
     """Independent repeats with times in place and out of place as one; `in_place` is null.
 
-    Times are taken relative to NCCL's default in the same placement, so that a config timed in only
-    one is judged fairly. A repeat with both counts once, with the geometric mean.
+    Relative to the default of each placement: configs timed in one only are judged fairly.
     """
     once = independent(beside_default(frame))
     log, offset = pl.col("time_us").log(), pl.col("_offset")
@@ -190,9 +176,7 @@ def cell_times(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def pair_spread(times_us: Sequence[float] | pl.Series) -> float | None:
-    """Median over all pairs of repeats of slower / faster - 1; None below two repeats.
-
-    Unlike the range, it does not grow with the number of repeats.
+    """Median over pairs of slower / faster - 1: a range would grow with repeats. None below two.
 
     >>> round(pair_spread([100.0, 102.0, 104.0]), 4)
     0.02
@@ -224,7 +208,6 @@ class TaskGrid:
     tasks: pl.DataFrame
     #: (T, A) median us; NaN where not measured.
     times_us: npt.NDArray[np.float64]
-    #: (T, A)
     repeats: npt.NDArray[np.int64]
     #: Tasks that are not scored, with the reason in `unscored`.
     unscored: pl.DataFrame
@@ -259,10 +242,9 @@ class TaskGrid:
         log2_sizes: Sequence[float],
         left_out: Sequence[int] = (),
     ) -> tuple[Ints, Floats, Floats, Floats, Ints]:
-        """The tasks `rows`, at the sizes numbered `at`, as cells of a table, without some runs.
+        """(n,) ascending places, ln us, variances, numbers of repeats, and tasks, of a table.
 
-        Returns (n,) ascending places, size x actions + number of the action; ln us, its variance,
-        the number of repeats; and the task.
+        `at` numbers the sizes of `rows`; place = size x actions + number.
         """
         count, row_of = len(actions), dict[int, int]()
         times = dict[Hashable, list[tuple[int, float]]]()
@@ -304,7 +286,6 @@ class TaskGrid:
         return self.chosen_us(actions) / self.oracle_us - 1.0
 
 
-#: Why quiet rows are in no task, and the filter that leaves them out.
 _LEFT_OUT: Final[Mapping[str, Callable[[pl.DataFrame], pl.DataFrame]]] = {
     "without a time of healthy GPUs": usable,
     "of collectives that no tuner is asked about": tuned,

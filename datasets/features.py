@@ -1,8 +1,7 @@
 """The observation of a policy: ordered features with units, cold and warm.
 
-It has a window (k = 8 calls x WINDOW_FEATURES), a context (one value a feature) and a mask (one
-flag an action). In a *cold* observation the window is padding and the history unknown; tables are
-made, and static data evaluated, with these. Features of past calls: `datasets/history.py`.
+It is a window (k = 8 calls x WINDOW_FEATURES), a context (one value a feature) and a mask (one flag
+an action). *Cold*, the window is padding and the history unknown, as for tables.
 
 Shapes: N rows, K = WINDOW_LENGTH calls, W = len(WINDOW_FEATURES), F = features of the context, C =
 21 cells of NCCL's cost table, row-major (7 algorithms, 3 protocols).
@@ -39,7 +38,6 @@ from dynamiccl.nccl import (
     size_correction,
 )
 
-#: Anything else is unknown.
 NIC_KINDS: Final = ("infiniband", "roce", "efa", "socket", "none")
 CPU_VENDORS: Final = ("intel", "amd", "arm")
 TUNED: Final = tuple(c for c in Collective if c.tunable)
@@ -161,7 +159,7 @@ class Observations:
 
     @classmethod
     def cold(cls, context: Float32Array) -> Self:
-        """All padding in the window."""
+        """The window is all padding."""
         shape = (len(context), WINDOW_LENGTH, len(WINDOW_FEATURES))
         return cls(np.zeros(shape, dtype=np.float32), context)
 
@@ -188,11 +186,7 @@ def window_table() -> list[dict[str, str]]:
 def cold_observations(
     tasks: pl.DataFrame, profiles: Sequence[str], costs: pl.DataFrame | None = None
 ) -> Observations:
-    """Observations without history.
-
-    `tasks` has workload and environment columns, and `noise_band` (null = unknown); `profiles` are
-    those that the policy knows, in its order.
-    """
+    """Observations without history; `profiles` in the policy's order, `noise_band` may be null."""
     unknown = set(tasks["collective"].unique()) - {c.wire for c in TUNED}
     if unknown:
         raise KeyError(f"collectives that no tuner is asked about: {sorted(unknown)}")
@@ -207,8 +201,7 @@ def cold_observations(
 def read_costs(data_dir: Path) -> pl.DataFrame:
     """The costs of a data set, one row a cell; empty where NCCL's log was not kept.
 
-    Cells with several values (another topology) are dropped: whose is which is unknown. Logged
-    costs replace modelled ones. Raises as `store.read`.
+    Cells with several values (another topology) are dropped. Logged costs replace modelled ones.
     """
     if not part_paths(data_dir, "costs"):
         return pl.DataFrame(schema=COST_TYPES)

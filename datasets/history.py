@@ -1,8 +1,7 @@
 """The history of a task key: its past calls, their features, and estimates of the network.
 
-A feature is a function of `Past`, on arrays of numpy (`history_features`) or torch
-(`serve/brain_module.py`); add new ones to `_WINDOW` or `_HISTORY`. EBB, BtlBw, RTprop and BDP are
-those of BBR, as in NetSenseML, section 4.1, equations 1 and 2.
+Add features to `_WINDOW` or `_HISTORY`; `Past` has numpy's arrays or torch's. EBB, BtlBw, RTprop
+and BDP are those of BBR, as in NetSenseML, section 4.1, equations 1 and 2.
 
 N windows, K = WINDOW_LENGTH calls, W = len(WINDOW_FEATURES), H = len(HISTORY_FEATURES).
 """
@@ -105,14 +104,10 @@ def bdp_bytes(btlbw_gbytes_per_s: Any, rtprop_us: Any) -> Any:
 
 
 class Past:
-    """N right-aligned windows of K calls (N, K), in arrays of the library `xp`.
-
-    Times are float64. Results for padding have no meaning.
-    """
+    """N right-aligned windows of K calls (N, K), in arrays of `xp`; times are float64."""
 
     def __init__(self, xp: Any, calls: CallColumns, valid: Any) -> None:
         self.valid = valid
-        #: numpy or torch.
         self.xp = xp
         # Harmless numbers, so that no logarithm is taken of 0.
         self.size_bytes = xp.where(valid, calls.size_bytes, 1000)
@@ -129,7 +124,7 @@ class Past:
         return code[..., None] == self.xp.arange(count)
 
     def before(self, values: Any) -> Any:
-        """Each call's predecessor's value; its own for the first call of the window."""
+        """The value of the call before; the first of a window has its own."""
         earlier = self.xp.where(self.valid[:, :-1], values[:, :-1], values[:, 1:])
         return self.xp.concat([values[:, :1], earlier], 1)
 
@@ -138,11 +133,11 @@ class Past:
         return values[:, -1]
 
     def largest(self, values: Any) -> Any:
-        """(N,)."""
+        """(N,) of each window."""
         return self.xp.amax(self._in_window(values), 1)
 
     def smallest(self, values: Any) -> Any:
-        """(N,)."""
+        """(N,) of each window."""
         return self.xp.amin(self._in_window(values), 1)
 
     def _in_window(self, values: Any) -> Any:
@@ -302,7 +297,6 @@ _HISTORY: Final = (
 
 HISTORY_COLUMNS: Final = HistoryColumns(_WINDOW, _HISTORY)
 WINDOW_FEATURES: Final = HISTORY_COLUMNS.window_features
-#: All zero in a cold observation.
 HISTORY_FEATURES: Final = HISTORY_COLUMNS.history_features
 WINDOW_COLUMN: Final = positions(WINDOW_FEATURES)
 
@@ -310,10 +304,7 @@ WINDOW_COLUMN: Final = positions(WINDOW_FEATURES)
 def history_features(
     calls: CallColumns, valid: npt.NDArray[np.bool_], columns: HistoryColumns = HISTORY_COLUMNS
 ) -> tuple[Float32Array, Float32Array]:
-    """Windows (N, K, W) and history features (N, H) of N windows of K calls.
-
-    Calls are right-aligned, oldest first; padding (`valid` (N, K) is false) gives zeros.
-    """
+    """Windows (N, K, W) and history (N, H) of right-aligned calls; 0 where not `valid` (N, K)."""
     past = Past(np, calls.as_float64(), valid)
     window = feature_rows(columns.window, past, valid.shape)
     window[~valid] = 0.0

@@ -37,11 +37,8 @@ MANIFEST_NAME: Final = "manifest.json"
 POLICY_NAME: Final = "policy.pt"
 #: Policy, features and cold questions, for mode `adaptive`; without it only tables are served.
 BRAIN_NAME: Final = "brain.pt"
-#: train/trigger.py; `brain.pt` holds it, too.
 TRIGGER_NAME: Final = "trigger.pt"
-#: In the folder of the Trigger's training run.
 TRIGGER_FACTS_NAME: Final = "trigger.json"
-#: The verdict on each size bin (evaluate/gate.py).
 GATE_NAME: Final = "gate.json"
 #: What the plugin reads (serve/artifact.py); written last.
 INDEX_NAME: Final = "plugin.index"
@@ -49,9 +46,7 @@ INDEX_NAME: Final = "plugin.index"
 KILL_NAME: Final = "kill"
 AB_NAME: Final = "ab.json"  # the verdict of the newest A/B in a job (serve/ab.py)
 _UNLISTED: Final = frozenset({MANIFEST_NAME, INDEX_NAME, KILL_NAME, AB_NAME})
-#: Inside a run's artifacts.
 POLICY_FOLDER: Final = "policy"
-#: Inside the artifacts of a run of its own.
 TRIGGER_FOLDER: Final = "trigger"
 
 SHAPE_COLUMNS: Final = ("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version")
@@ -85,12 +80,10 @@ class JobTask:
     """A task in a job's trace, and what compute loses beside such calls."""
 
     place: Place
-    #: Of a call by NCCL's own choice alone, and how much longer the slowest rank's kernel, which
-    #: waits for the others, takes.
+    #: Of NCCL's own choice alone, and how much longer the slowest rank's kernel waits.
     time_us: float
     skew_us: float
-    #: From a call's begin until compute waits for it: the least of each of equal parts of the
-    #: calls.
+    #: From a call's begin until compute waits: the least of each part of the calls, ascending.
     compute_us: list[float]
     #: Products, such as `matmul 4096` -> their losses.
     losses: dict[str, Losses]
@@ -102,14 +95,12 @@ class Slack:
 
     #: By which share a call may be longer than NCCL's own choice.
     share: float
-    #: Calls beside compute.
     hidden: Literal["all"] | list[Place]
     #: Bound of every answer; None: NCCL's own choice alone bounds it.
     max_channels: int | None
     #: With tasks the objective is the job's step: a call may be longer by what compute gets back.
     job: list[JobTask] = field(default_factory=list)
-    #: Share of its speed that compute loses to a channel at most, for tasks without `losses`; these
-    #: stay within `share`, too.
+    #: Most of its speed that compute loses to a channel, for tasks without `losses`.
     sm_price: float = 0.0
 
     @property
@@ -149,7 +140,6 @@ class Support:
     nccl_version: str | None
     gpu: str | None
     simulated: bool
-    #: For the policy's features.
     environment: dict[str, Any]
     #: Collective -> action -> size bins in which it was measured, ascending.
     measured: dict[str, dict[str, list[int]]]
@@ -159,10 +149,8 @@ class Support:
     fingerprints: list[str] = field(default_factory=list)
     #: None: never read back.
     most_channels: int | None = None
-    #: As `measured`, channels that NCCL used in each bin, null where not read back: the most of a
-    #: config, the fewest of NCCL's own choice.
+    #: As `measured`: the most channels of a config, the fewest of NCCL's own; null: not read back.
     channels: dict[str, dict[str, list[int | None]]] = field(default_factory=dict)
-    #: For a policy that uses NCCL's costs.
     costs: Costs | None = None
     #: Nothing was measured here: `measured` is of other shapes.
     carried: bool = False
@@ -190,16 +178,13 @@ class Manifest:
     dynamiccl_version: str
     schema_version: int
     created: str
-    #: Whether the policy says how sure it is of shapes that nobody measured.
     knows_shapes: bool
     #: `system/sweep/run` of all data used, tests too: not fresh to a gate.
     runs: list[str] = field(default_factory=list)
     #: None: a table's config must be faster, call by call.
     slack: Slack | None = None
     parts: Splits = field(default_factory=Splits)
-    #: `trigger.json` of the run; None: no Trigger.
     trigger: dict[str, Any] | None = None
-    #: Shapes that nobody measured, with NCCL's costs.
     other_shapes: list[Shape] = field(default_factory=list)
     #: Relative path -> SHA-256 of every other file.
     files: dict[str, str] = field(default_factory=dict)
@@ -331,10 +316,7 @@ def find_supports(
     noise: pl.DataFrame,
     costs: pl.DataFrame | None = None,
 ) -> list[Support]:
-    """A support for each system, shape, launch profile and NCCL version of a measurements frame.
-
-    `noise` holds `noise_band` by NOISE_KEY.
-    """
+    """One for each system, shape, launch profile and NCCL version of a measurements frame."""
     rows = tuned(quiet(usable(frame))).drop_nulls(["num_nodes", "ranks_per_node"])
     rows = rows.with_columns(catalogue.actions(rows)).drop_nulls("action")
     rows = with_split(rows).sort(SHAPE_COLUMNS)
@@ -403,7 +385,6 @@ def _costs(key: dict[str, Any], costs: pl.DataFrame) -> Costs:
 
 
 def _fingerprints(part: pl.DataFrame, nccl_version: str | None) -> list[str]:
-    """None for simulated rows."""
     if nccl_version is None:
         return []
     measured = part.filter(pl.col("source") != "simulator")["node_fingerprint"]
@@ -414,11 +395,8 @@ def _fingerprints(part: pl.DataFrame, nccl_version: str | None) -> list[str]:
 def with_shape(manifest: Manifest, num_nodes: int, ranks_per_node: int) -> Manifest:
     """The manifest with a support of this shape added for each system and NCCL release.
 
-    Only configs that leave channels and chunks to NCCL are carried over. NCCL's costs of the shape,
-    logged or modelled, help where known.
-
-    Raises UserError for a measured shape, for a policy that passed a gate (its evidence is of the
-    measured shapes), and for one that does not say how sure it is of new shapes.
+    Channels and chunks are left to NCCL. Raises UserError for a measured shape, a gated policy (its
+    evidence is of measured shapes), and one that does not know how sure it is of new shapes.
     """
     asked = f"{num_nodes}x{ranks_per_node}"
     if not manifest.knows_shapes:

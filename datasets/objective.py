@@ -1,8 +1,7 @@
 """The terms by which tables shorten a job's step: slack, or what compute loses to its calls.
 
 A channel holds a multiprocessor (one CTA each: NCCL 2.30.7 `enqueue.cc:1756`), so the fastest call
-alone need not make the shortest step (Lagom, arXiv 2602.20656). Losses come from a sweep beside
-matrix products (`compute_loss_us`), within an octave of the task.
+alone need not make the shortest step (Lagom, arXiv 2602.20656).
 
 T tasks, E kinds of products, A configs, NCCL's own choice first. Times are us of one call.
 """
@@ -70,10 +69,10 @@ def slack_of(
 ) -> tuple[Slack | None, list[str]]:
     """The terms that a command's options ask for, else the policy's own; and notes on the calls.
 
-    `share` as 5% or 0.05; `hidden`: `all` or a data directory with a job's calls and, for objective
-    `job`, rows beside matrix products; `sm_price`: most percent that compute loses to a channel
-    where not measured. Raises UserError for options that lack something or contradict a gate,
-    NotEnoughData without read-back channels or a task with a known step time, and as `read_calls`.
+    `share` as 5% or 0.05; `hidden`: `all` or a data directory with a job's calls and, for `job`,
+    rows beside matrix products. Raises UserError for options that lack something or contradict a
+    gate, NotEnoughData without read-back channels or a task with a known step time, and as
+    `read_calls`.
     """
     if objective not in OBJECTIVES:
         raise UnknownName("objective", objective, OBJECTIVES, where="--objective")
@@ -107,7 +106,6 @@ def slack_of(
 
 
 def _check_terms(share: str | None, hidden: str | None, objective: str, sm_price: float) -> float:
-    """The slack as a share; raises UserError where options lack each other."""
     if sm_price and objective != "job":
         raise UserError(f"--sm-price {sm_price:g} is of the step's time: add --objective job")
     if objective == "job":
@@ -184,11 +182,7 @@ def hidden_tasks(
 def job_tasks(
     calls: pl.DataFrame, measurements: pl.DataFrame, manifest: Manifest, *, is_priced: bool
 ) -> tuple[list[JobTask], list[str]]:
-    """The tasks whose step time can be told, and notes on the others.
-
-    Where a channel `is_priced`, those without rows beside products have no `losses`. Raises
-    UserError where policy or calls are of several systems, NotEnoughData where no task is left.
-    """
+    """Tasks of known step time, and notes; raises UserError (several systems), NotEnoughData."""
     names = {s.system for s in manifest.supports}
     for what, systems in (("the policy is", names), ("the calls are", set(calls["system"]))):
         if len(systems) > 1:
@@ -236,10 +230,7 @@ def job_tasks(
 
 
 def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Losses]]]:
-    """Collective, nodes and ranks -> size bin -> products -> the losses of each config.
-
-    By rows in the default environment; those of NCCL's own choice must be there.
-    """
+    """Collective, nodes and ranks -> size bin -> products -> losses, in the default environment."""
     rows = comparable(independent(tuned(measurements))).drop_nulls("compute_loss_us")
     rows = rows.filter(launch_profile=DEFAULT_PROFILE)
     # A channel holds its multiprocessor as long as the kernel runs, whatever the size.
@@ -278,10 +269,9 @@ def near(by_bin: dict[int, dict[str, Losses]], index: int) -> dict[str, Losses]:
 
 
 def losses_at(losses: dict[str, Losses], configs: Sequence[Config]) -> tuple[Floats, Floats]:
-    """(E, A) largest shares that compute surely loses, and times over NCCL's own.
+    """(E, A) largest shares that compute surely loses, and times over NCCL's own; else NaN.
 
-    NCCL's own choice (the first) surely costs a standard error less than measured, others one more.
-    NaN where a config was not measured.
+    NCCL's own choice (first) surely costs a standard error less than measured, others one more.
     """
     told = np.full((3, len(losses), len(configs)), np.nan)
     for row, by_config in enumerate(losses.values()):
@@ -304,8 +294,7 @@ def fewest_within(
     """(T,) the config with the fewest channels within the slack of the fastest.
 
     `times_us` (T, A) alone, NaN where not allowed; `channels` (T, A), never above NCCL's own (2.31
-    only lowers them); `slack` a share of the fastest's time, or (T, 1). Raises ValueError without
-    NCCL's time.
+    only lowers them); `slack` a share, or (T, 1). Raises ValueError without NCCL's time.
     """
     if np.isnan(times_us[:, 0]).any():
         raise ValueError("NCCL's own choice has no time: measure it, too, or leave the task out")
@@ -320,10 +309,9 @@ def fewest_within(
 def step_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us: Floats) -> Floats:
     """(..., T, A) change of the step by each config of a call.
 
-    `times_us` and `loss` (..., T, A; share of its speed that compute loses during the kernel) are
-    measured beside compute. From a job's trace of NCCL's choice come `kernel_us` (T,), with waits
-    for other ranks, and `compute_us` (T,), from the kernel's start to the end of compute beside it,
-    which that choice slows already.
+    `times_us` and `loss` (..., T, A) are measured beside compute. From a job's trace of NCCL's
+    choice come `kernel_us` (T,), waits included, and `compute_us` (T,), from the kernel's start to
+    the end of the compute beside it, which that choice slows already.
     """
     kernel, compute = kernel_us[..., None], compute_us[..., None]
     work = compute - np.minimum(kernel, compute) * loss[..., :1]
@@ -333,11 +321,7 @@ def step_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us
 
 
 def sure_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us: Floats) -> Floats:
-    """(..., T, A) most that the step surely changes by, 0 for NCCL's own choice.
-
-    `times_us` are the longest sure times. A job's compute loses another share than was measured,
-    and hides calls for less long in some iterations.
-    """
+    """(..., T, A) most that the step surely changes by; 0 for NCCL's own choice."""
     factors = np.ones(loss.shape[-1])
     factors[0] = OWN_LOSES
     most = step_change_us(times_us, factors * loss, kernel_us, EARLY * compute_us)
@@ -348,8 +332,7 @@ def sure_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us
 def change_of_task_us(longer: Floats, loss: Floats, task: JobTask) -> Floats:
     """(A,) `sure_change_us` of a job's mean call that takes `longer` (E, A) times NCCL's own time.
 
-    The most over E kinds of compute, and over the rank that waits and the rank that others wait
-    for; NaN without a known `loss` (E, A).
+    The most over E kinds of compute, and over ranks that wait or do not; NaN without a known loss.
     """
     times, compute_us = task.time_us * longer, np.array(task.compute_us)[:, None]
     times[:, 0] = task.time_us

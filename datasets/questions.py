@@ -1,9 +1,8 @@
 """The queries from which a decision table is made: a cold observation per (collective, bin).
 
-Tables act only where config and default were measured within an octave and, after a gate, only with
-what passed. They never ask for more channels than NCCL was seen to use: NVLS over several nodes,
-CollNet and, from 2.29 on, AllGatherV take a number as it is, and index by it (2.29.7
-`allgatherv_sched.cc:65`).
+Tables act only near measured bins and, after a gate, with what passed. They never ask for more
+channels than NCCL was seen to use: NVLS over several nodes, CollNet and, from 2.29 on, AllGatherV
+take a number as it is, and index by it (2.29.7 `allgatherv_sched.cc:65`).
 """
 
 from bisect import bisect_left, bisect_right
@@ -101,10 +100,7 @@ class ChannelRule:
     def least_change(
         self, surely: npt.NDArray[np.float64], within: npt.NDArray[np.bool_], fewest: Ints
     ) -> Ints:
-        """(N,) the actions within the terms that surely shorten a job's step most, else `fewest`.
-
-        `surely` (N, A) is ln of the time over NCCL's own, alone; beside compute it may be longer.
-        """
+        """(N,) actions that surely shorten a job's step most within the terms; else `fewest`."""
         chosen = fewest.copy()
         for row, (task, lost, beside) in self.tasks.items():
             longer = np.maximum(np.exp(surely[row]), beside)
@@ -215,10 +211,9 @@ def _with_few_channels(
 ) -> npt.NDArray[np.int64]:
     """(N,) actions with the fewest channels on hidden calls within the slack, never above NCCL's.
 
-    Within the slack means surely: the mean by caution x spread, or by margin and noise without
-    spreads. With as many channels as NCCL, only the policy's own choice counts. Other calls keep
-    their answer, except where NCCL's own choice breaks the bound on channels: then the fastest that
-    is surely no slower.
+    Surely within it: by caution x spread, or by margin and noise. With as many channels as NCCL,
+    only the policy's own choice counts. Other calls keep their answer, unless NCCL's own choice
+    breaks the bound on channels: then the fastest that is surely no slower.
     """
     own = rule.channels[:, :1]
     may = mask & ((rule.channels <= rule.most) | np.isinf(rule.most))
@@ -249,8 +244,7 @@ def read_back_channels(
 ) -> npt.NDArray[np.float64]:
     """(bins, A) channels that NCCL used, by the nearest bins read back within an octave; else NaN.
 
-    Of the bins below and above, the larger number for a config, the smaller for NCCL's own choice.
-    NaN also for AllGather channels that jobs do not ask for (serve/plugin/table.h).
+    The larger for a config, the smaller for NCCL's own; NaN where jobs drop those of AllGather.
     """
     found = np.full((len(bins), len(manifest.catalogue)), np.nan)
     configs, measured = manifest.actions().configs, support.measured.get(collective.wire, {})

@@ -1,8 +1,7 @@
 """The schema: name, Arrow type, unit and meaning of every column of every table.
 
-`measurements` come from sweeps, `calls` and `steps` from jobs; `costs` are NCCL's cost model. A
-file's Arrow metadata has the schema and its version. Older files read as null in added columns; all
-others are refused (SchemaMismatch). Null always means unknown.
+A file's Arrow metadata has the schema and its version. Older files read as null in added columns;
+all others are refused (SchemaMismatch). Null always means unknown.
 """
 
 from collections.abc import Mapping
@@ -60,11 +59,9 @@ class Statistic(StrEnum):
 
 
 class DefaultScope(StrEnum):
-    """The default that a row is compared with."""
+    """The default that a row is compared with: the user's own, or its launch profile's."""
 
-    #: Of the user's untouched environment.
     UNTOUCHED = "untouched"
-    #: Inside the row's own launch profile.
     PROFILE = "profile"
 
 
@@ -77,7 +74,6 @@ class CallSource(StrEnum):
     KINETO = "kineto"
 
 
-#: By suffix of the name.
 UNITS: Final = {
     "_us": "us",
     "_percent": "%",
@@ -116,7 +112,6 @@ _GROUP: Final = (
     count("num_nodes", "NCCL's nNodes"),
     count("ranks_per_node", "num_ranks / num_nodes"),
 )
-#: Calls have these, too.
 _MACHINE: Final = (
     text("system_description", "the system in the words of whoever measured it"),
     _GPU,

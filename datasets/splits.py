@@ -1,12 +1,8 @@
 """The split of a data set into train, validation and test.
 
-Usually by whole octaves of the size, so that no test size is next to a training size, and data sets
-can be joined without a leak. Even octaves train; the odd ones validate and test in turn. Sweeps
-without training or validation sizes (powers of four) take turns over their own octaves.
-
-Else whole shapes, systems or runs are held out in turn; what was measured later is for test, too.
-The turns `shape:0`, `shape:1`, ... have each value for test once. Held-out runs ask every task
-again, which shows how far noise misleads.
+Usually by whole octaves of the size: no test size is next to a training size, and data sets can be
+joined without a leak. Else whole shapes, systems or runs are held out in turn (`shape:0`,
+`shape:1`, ...). Held-out runs ask every task again, which shows how far noise misleads.
 """
 
 from dataclasses import dataclass
@@ -37,7 +33,6 @@ class SplitBy(StrEnum):
 
 
 _BY_OCTAVE: Final = (Split.TRAIN, Split.VALIDATION, Split.TRAIN, Split.TEST)
-#: Three values are enough.
 _BY_TURN: Final = (Split.TRAIN, Split.VALIDATION, Split.TEST, Split.TRAIN)
 #: With fewer values one part would be empty.
 _LEAST: Final = 3

@@ -1,28 +1,20 @@
 """Training steps: stored as columns, sampled as batches, made of measurements or recorded calls.
 
-A step is one call: the observation before it, the action and the result. Calls are stored (30 bytes
-a step); observations are computed when a batch is drawn. The reward is minus the time, in units of
-NCCL's default:
-
     r = -time / reference - lambda_switch * [config changed] - lambda_congestion * congestion
 
-The last two terms are for recorded calls only, whose order is known. `reference` is the median of
-the default's training repeats, quiet, in launch profile `default`: of the same run, else of all
-runs, else interpolated log-log between sizes at most an octave away on each side. Without it a row
-has no reward. Beside interference the reference is the default beside the same.
+The last two terms are for recorded calls only. `reference` is the median of the default's training
+repeats, quiet, in launch profile `default`: of the same run, else of all runs, else interpolated
+log-log between sizes at most an octave away on each side; else there is no reward. Beside
+interference it is the default beside the same.
 
-*Of measurements* (`training_steps`): a sweep has no order, so each is an episode of one step (gamma
-= 0), cold. If its run measured the task key more than once, a warm one is added, whose window holds
-the *other* measurements: no row sees its own time. Rows beside interference are warm only. Cold
-rows are repeated until they are half of all.
+*Measurements* are episodes of one step (gamma = 0), cold. Where a run measured a task key more than
+once, each has a warm one too, whose window holds the *other* measurements: no row sees its own
+time. Rows beside interference are warm only. Cold rows are repeated until they are half of all.
 
-*Of calls* (`sequence_steps`): an episode is the calls of one task key (collective, size bin) on one
-communicator, in order, cut off and never terminated.
+*Calls* of one task key (collective, size bin) on one communicator are an episode, cut off and never
+terminated. No window holds a held-out time.
 
-Only training bins become steps: no window holds a held-out time.
-
-N steps, E episodes, T tasks, B rows of a batch, K calls in the window, F features of the context, A
-actions.
+N steps, E episodes, T tasks, B rows of a batch, K calls in the window, F features, A actions.
 """
 
 import math
@@ -70,7 +62,6 @@ from dynamiccl.sizes import bin_center_bytes
 Int64Array = npt.NDArray[np.int64]
 
 _LOOK_BACK: Final = np.arange(-WINDOW_LENGTH, 0)
-#: (collective, size bin, group), and the run that measured them together.
 _WINDOW_KEY: Final = (
     *("system", "sweep", "run", "collective", "bin", "num_nodes", "ranks_per_node"),
     *("num_comms", "comm_split", "launch_profile", "in_place"),
@@ -113,7 +104,6 @@ _REFERENCE_KEY: Final = tuple(
 )
 #: A run's name is unique within its sweep only.
 _RUN: Final = ("sweep", "run")
-#: Rows of one run beside the same interference.
 _BESIDE: Final = (*_REFERENCE_KEY, *_RUN, *_DISTURBED_BY)
 #: Of an interference level: the Trigger clips residuals of log time at 8.
 _LEVELS: Final = (0.0, math.expm1(8.0))
@@ -142,8 +132,7 @@ class Steps:
     calls: CallColumns  # (N,), the calls, with their times
     action: npt.NDArray[np.integer]  # (N,)
     reward: Float32Array  # (N,)
-    #: (N, K) the steps that each step sees, right-aligned, -1 = padding; None: the K before it in
-    #: its episode.
+    #: (N, K) steps that each sees, right-aligned, -1 = padding; None: the K before in its episode.
     windows: Int64Array | None = None
 
     def __post_init__(self) -> None:
@@ -195,21 +184,13 @@ class Steps:
     def advance(
         self, rows: Int64Array, episode: Int64Array, num_steps: int
     ) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
-        """The step `num_steps` further on, as far as the episode goes, and whether it ends there.
-
-        An end is one past the last step. As d3rlpy's MultiStepTransitionPicker (2.8.1): a cut-off
-        episode never ends, and is followed to its last step.
-        """
+        """As d3rlpy's MultiStepTransitionPicker (2.8.1): a cut-off episode never ends."""
         end, terminated = self.starts[episode + 1], self.terminated[episode]
         following = np.minimum(rows + num_steps, np.where(terminated, end, end - 1))
         return following, following == end
 
     def charged(self, lambda_switch: float, lambda_congestion: float) -> Self:
-        """These steps, their rewards less the costs of config changes and congestion.
-
-        Both in units of NCCL's default: for each change within an episode, and for each unit of
-        interference level; an unknown level costs nothing.
-        """
+        """Rewards less the costs of changes and of congestion, in units of NCCL's default."""
         if not lambda_switch and not lambda_congestion:
             return self
         changed = np.diff(self.action, prepend=self.action[:1]) != 0
@@ -219,10 +200,7 @@ class Steps:
         return replace(self, reward=(self.reward - cost).astype(np.float32))
 
     def held(self, most: int) -> Self:
-        """Each with the mean reward of at most `most` next calls with the same action.
-
-        A decision stays in force for a while: a change costs once, not at every call.
-        """
+        """Mean rewards of at most `most` calls of one action: a decision stays in force."""
         if most <= 1:
             return self
         place = np.arange(len(self))
@@ -272,9 +250,8 @@ def with_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
 def with_interfered_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
     """Add the columns of `with_reference`, and `interference`, to rows beside interference.
 
-    `reference_us` is the default's median beside the same interference in the same run;
-    `interference` its excess over the quiet time (1: twice as long), as an accurate Trigger reports
-    it. Null where the default was not measured both ways.
+    The reference is beside the same interference in the same run; `interference` its excess over
+    the quiet time (1: twice as long). Null where the default was not measured both ways.
     """
     now = interfered(_untouched(training)).group_by(_BESIDE).agg(_now_us=pl.col("time_us").median())
     joined = with_reference(frame, training).join(
@@ -328,11 +305,7 @@ def training_steps(
     *,
     seed: int,
 ) -> TrainingSteps:
-    """The steps of a measurements frame.
-
-    `seed` fixes which other measurements fill a warm window. Raises NotEnoughData when no row is
-    left.
-    """
+    """The steps of a measurements frame; raises NotEnoughData when no row is left."""
     alone, beside, counts = _training_rows(frame, catalogue)
     if alone.is_empty():
         raise NotEnoughData(
@@ -481,8 +454,8 @@ def sequence_steps(  # noqa: PLR0913, PLR0917 - all that a data set says of call
 ) -> tuple[Steps | None, dict[str, int]]:
     """Steps of a calls frame (CALLS_USED), with rewards and masks by a measurements frame.
 
-    `noise` as `training_noise`; None when no call is left. Counts: `unusable` calls lack a time of
-    all ranks, their agreement, or what ran; `without_reward`, a default within an octave.
+    None when no call is left. Counts: `unusable` calls lack a time of all ranks, their agreement,
+    or what ran; `without_reward`, a default within an octave.
     """
     asked = tuned(calls)
     timed = timed_calls(asked)
@@ -531,11 +504,7 @@ def timed_calls(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _actions(calls: pl.DataFrame, catalogue: Catalogue) -> pl.Series:
-    """What our table requested, ABSTAIN where it did not decide.
-
-    A call tells what ran, not what was asked: a catalogue that leaves channels to NCCL holds the
-    pair alone, else the channels that ran are looked for.
-    """
+    """By the pair that ran, else with its channels; ABSTAIN where our table did not decide."""
     known = {config: action for action, config in enumerate(catalogue.configs)}
 
     def action(decided: bool, algorithm: str | None, protocol: str | None, n: int) -> int | None:
@@ -568,10 +537,7 @@ def _referenced(calls: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _told_by_sweeps(keys: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
-    """Task keys with what the sweeps tell of the machine and the plugin did not.
-
-    Its size is the bin's centre: the brain asks so, with NCCL's costs, too.
-    """
+    """Task keys with the sweeps' facts and the bin centre's size, as the brain asks."""
     facts = frame.group_by("system").agg(
         pl.col(name).drop_nulls().first().alias(f"_{name}") for name in ENVIRONMENT_COLUMNS
     )

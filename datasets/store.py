@@ -200,10 +200,7 @@ def sweep_parts(directory: Path, system: str, sweep: str) -> list[Path]:
 
 
 def scan(directory: Path, kind: str = "measurements") -> pl.LazyFrame:
-    """All parts of `kind`, partition columns included.
-
-    Raises MissingPath, NotEnoughData (no part), CorruptFile and SchemaMismatch, with the path.
-    """
+    """Raises MissingPath, NotEnoughData (no part), CorruptFile and SchemaMismatch."""
     paths = part_paths(directory, kind)
     if not paths:
         raise NotEnoughData(
@@ -295,11 +292,7 @@ def provenance_of(directory: Path) -> list[dict[str, Any]]:
 
 
 def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
-    """Raises SchemaMismatch for a schema name, version or columns that this release cannot read.
-
-    Partition columns may be missing, and columns newer than the file: a null in any other would be
-    taken for what was not measured.
-    """
+    """Raises SchemaMismatch for what this release cannot read: null must mean unmeasured."""
     told, want = (
         [(of.get(key) or b"none").decode(errors="replace") for key in (META_SCHEMA, META_VERSION)]
         for of in (found.metadata or {}, wanted.metadata or {})
@@ -325,10 +318,7 @@ def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
 
 @cache
 def git_commit(folder: Path | None = None) -> str:
-    """'+dirty' when the source was changed; 'unknown' outside git.
-
-    Cached: the code that runs is the one read at its start.
-    """
+    """As the process started; '+dirty' when changed, 'unknown' outside git."""
     root = folder or Path(dynamiccl.__file__).resolve().parent
     try:
         head = _git(root, "rev-parse", "HEAD")

@@ -1,7 +1,6 @@
 """DynamICCL from Python, for notebooks: load measurements, train, evaluate, export.
 
-Runs are tracked in MLflow (`MLFLOW_TRACKING_URI`); what these four make can be given to any
-command. Each raises a `DynamicclError`, as its command does.
+Runs are tracked in MLflow (`MLFLOW_TRACKING_URI`). Each raises a `DynamicclError`, as its command.
 """
 
 from pathlib import Path
@@ -46,9 +45,8 @@ def score(
 ) -> pl.DataFrame:
     """The policy among NCCL's default and baselines on held-out tasks; a page in `out`.
 
-    `run`: what `fit` gave, a run id, `models:/dynamiccl@champion` or a directory. `saved` is the
-    share of time saved against NCCL's own choice (geometric mean), `slower` that of tasks slower
-    than it beyond the noise (null: not known).
+    `run`: what `fit` gave, a run id, `models:/dynamiccl@champion` or a directory. `saved` and
+    `slower` (beyond the noise; null: not known) are shares, against NCCL's own choice.
     """
     found = make_report(Path(data), [("policy", _policy(run))], Path(out))
     rows = [
@@ -67,11 +65,7 @@ def score(
 
 
 def export(run: FitSummary | str, out: str | Path) -> Artifact:
-    """Decision tables for the plugin, in a new directory, for `dynamiccl-deploy install`.
-
-    Without `dynamiccl-evaluate gate`, whose directory may be `run`, nothing but the policy's own
-    margin keeps it from being slower than NCCL.
-    """
+    """Tables in a new directory; without a gate only the policy's margin keeps them no slower."""
     return export_artifact(_policy(run), Path(out))
 
 

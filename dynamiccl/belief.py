@@ -1,20 +1,15 @@
 """What is believed of a table's times after some measurements, and where that is enough to act.
 
 A table is one collective on one group shape: S sizes and A configs, NCCL's own choice the first.
-The prior of log times is Gaussian, with mean and covariance of drawn worlds on the same grid
-(`drawn_worlds`), conditioned on NCCL's costs. Measurements give a posterior in closed form
-(Rasmussen and Williams 2006, section 2.1), in the covariance's R largest directions; the rest is
-each place's own.
+The prior of log times has mean and covariance of drawn worlds (`drawn_worlds`), conditioned on
+NCCL's costs; the posterior is in closed form (Rasmussen and Williams 2006, section 2.1), in the
+covariance's R largest directions. The rest is each place's own.
 
 It acts only where the gain over NCCL's own choice exceeds `caution` spreads, the config was
-measured within an octave, and NCCL's choice on either side, with a gain of more than a spread at
-both sizes: NCCL changes its choice at sizes that nothing foretells. (As many spreads there as here
-made nothing safer, and took half as many probes again.) Caution is calibrated on further draws,
-measured at the same places: at most `alpha` of the sizes where it acts are slower. For machines
-unlike them,
-
-* evidence less likely than that of 99 % of the draws widens the prior until it is not;
-* the spread is multiplied by the rms of z of octaves left out, where that exceeds 1.
+measured within an octave, and NCCL's choice on either side, with a gain there: NCCL changes its
+choice at sizes that nothing foretells. Caution is calibrated on further draws: at most `alpha` of
+the sizes where it acts are slower. A machine is no draw: evidence too unlikely for one widens the
+prior, and the rms of z of octaves left out stretches the spread.
 
 N = S x A places, place = size x A + action; R directions; n places measured; W worlds; C of them
 """
@@ -32,15 +27,12 @@ from numpy.random import Generator, default_rng
 from dynamiccl.drawn_worlds import Floats, Grid, Ints, draw_worlds
 
 Bools = npt.NDArray[np.bool_]
-#: Draws for the prior and, at least, for caution, which needs this many sizes to show that 1 % are
-#: slower.
+#: For the prior, and for caution: so many draws, and sizes to show that 1 % are slower.
 _DRAWS: Final = 1000
 _HELD_OUT: Final = 300
 _HELD_OUT_SIZES: Final = 3000
-#: Directions kept.
 _RANK: Final = 150
-#: Ln of time: a place's own before any measurement, and how far NCCL's costs may be off the drawn
-#: machines.
+#: Ln of time: a place's own beforehand, and how far costs may be off the drawn machines.
 OWN: Final = 0.03
 _COST_SLACK: Final = 0.2
 #: Ln of time: nothing is known better.
@@ -57,18 +49,16 @@ ALPHA: Final = 0.01
 SLOWER: Final = 0.01
 #: Ln of time: below, no change of NCCL's choice is worth it.
 MIN_GAIN: Final = 0.005
-#: That a gain must exceed at the sizes around.
+#: Spreads: as many as for caution made nothing safer, and took half as many probes again.
 AROUND: Final = 1.0
 #: Octaves to measurements of NCCL's choice and the config.
 _REACH: Final = 1.0
 _EXACT: Final = 1e-6
-#: Tried in turn. Places are picked by earlier measurements, and a machine is no draw: fewer than
-#: the first is never enough.
+#: A machine is no draw: fewer than the first is never enough.
 LEAST_CAUTION: Final = 2.0
 _CAUTIONS: Final = np.arange(LEAST_CAUTION, 8.01, 0.25)
-#: Evidence likelier than this share of draws widens nothing.
 _USUAL: Final = 0.99
-#: Usual measurements, or pairs of z = 1, beside those found: a few say little of the spread.
+#: Usual ones beside those found: a few say little of the spread.
 _FEW: Final = 4.0
 
 
@@ -116,11 +106,7 @@ def prior_of(grid: Grid, seed: int = 11) -> Prior:
 def doubted(
     prior: Prior, places: Ints, log_us: Floats, variance: Floats, repeats: Floats
 ) -> Floats:
-    """(n,) variances: larger where fewer than 3 repeats are slower than all others say.
-
-    A single call is slow by a multiple now and then: one more than 2.5 standard deviations late
-    gets the variance that explains it. A fast one is believed.
-    """
+    """(n,) variances, larger where fewer than 3 repeats are over 2.5 deviations late."""
     at, off, found = prior.factors[places], log_us - prior.mean[places], variance
     for _ in range(3):
         precision = 1.0 / (prior.own[places] + OWN**2 + found)
@@ -166,10 +152,7 @@ def _solved(root: Floats, right: Floats) -> Floats:
 def _left_out_one(
     root: Floats, factors: Floats, precision: Floats, off: Floats
 ) -> tuple[Floats, Floats]:
-    """(n,) each measurement less what all others say, and its expected variance.
-
-    Rasmussen and Williams, equations 5.10 to 5.12; `root` is that of the posterior precision.
-    """
+    """(n,) less what all others say, and its variance (Rasmussen and Williams, 5.10 to 5.12)."""
     half = np.linalg.solve(root, factors.T * precision)
     expected = 1.0 / (precision - np.square(half).sum(axis=0))
     return expected * (precision * off - half.T @ (half @ off)), expected
@@ -196,11 +179,7 @@ class Belief:
         *,
         allowed: Bools | None = None,
     ) -> None:
-        """Condition on measurements.
-
-        `places` (n,) are distinct, each with a mean log time in us and its noise variance;
-        `allowed` (S, A), None: all.
-        """
+        """`places` (n,) are distinct, each with a mean ln us and its noise; `allowed` (S, A)."""
         self._prior, self._places, self._noise = prior, places, variance
         self._log_us = log_us
         self._cautions = dict[float, float]()
@@ -276,7 +255,6 @@ class Belief:
         return np.asarray(self.is_near & self._around(self.gain, self.spread))
 
     def _around(self, gain: Floats, spread: Floats) -> Bools:
-        """(..., S, A) whether a config gains at the nearest sizes with NCCL's choice."""
         gains = gain > AROUND * spread
         below, above = self._neighbours
         return np.asarray(gains[..., below, :] & gains[..., above, :])
@@ -306,7 +284,6 @@ class Belief:
         return np.asarray(near @ (np.arange(self._shape[1]) == action[:, None]))
 
     def _widen(self, off: Floats) -> None:
-        """Condition on the measurements, and widen the prior as far as they are a surprise."""
         self.widened = 1.0
         self.own = self._find_own(off[:, 0])
         self._condition()
@@ -324,9 +301,8 @@ class Belief:
     def _find_own(self, off: Floats) -> Floats:
         """(N,) variance of places' own.
 
-        Student's t with a scale for each config, by expectation and maximization (Lange, Little and
-        Taylor 1989): a place far off is odd by itself, and says little of others. Scales are drawn
-        to their geometric mean, and that to the initial guess.
+        Student's t with a scale for each config (Lange, Little and Taylor 1989): a place far off is
+        odd by itself. Scales are drawn to their geometric mean, and that to OWN.
         """
         config, count = self._places % self._shape[1], self._shape[1]
         number = np.bincount(config, minlength=count)
@@ -355,7 +331,7 @@ class Belief:
         own = self.widened * self.own
         self._precision = 1.0 / (own[self._places] + self._noise)
         self._root = _root_of(self._factors[self._places], self._precision)
-        #: (N,) share of a measurement that is the place's own, and the variance left of that.
+        #: (N,) share of a measurement that is the place's own, and the variance left.
         self._told = np.zeros(len(own))
         self._told[self._places] = own[self._places] * self._precision
         self._left = own * (1.0 - self._told)
@@ -393,7 +369,6 @@ class Belief:
         )
 
     def _stretches(self, octaves: Sequence["_Octave"]) -> Floats:
-        """(W,) rms of z of the measured gains, by the other octaves; at least 1."""
         total, count = np.array([_FEW]), _FEW
         for each in octaves:
             noise = self._noise[each.default] + self._noise[each.config]

@@ -1,7 +1,6 @@
 """Shared by all commands: logging, one-line errors, exit codes.
 
-0 done, 2 wrong usage or input file, 3 bad data, 4 the machine failed us. Results go to stdout, all
-else to stderr.
+0 done, 2 wrong usage or input file, 3 bad data, 4 the machine failed us. Stdout is for results.
 """
 
 import errno
@@ -36,7 +35,6 @@ _ADVICE: Final = {
     errno.ENOTDIR: "a file is where a directory should be: name another",
     errno.EROFS: "name a place that can be written",
 }
-#: What every `typer.Typer` is made with.
 APPLICATION: Final[dict[str, Any]] = {
     "no_args_is_help": True,
     "pretty_exceptions_enable": False,
@@ -47,10 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 def run(app: Callable[[], Any]) -> None:
-    """Run a program; end the process with our exit code on our own errors.
-
-    Call Typer with `standalone_mode=False`: its own message takes five lines and omits the value.
-    """
+    """Call Typer with `standalone_mode=False`: its own errors are long and omit the value."""
     if sys.argv[1:] == ["--version"]:
         print(__version__)
         sys.exit(0)
@@ -73,7 +68,6 @@ def run(app: Callable[[], Any]) -> None:
 
 
 def _ending(error: BaseException) -> tuple[str, int]:
-    """Message and exit code; no message for a bug of ours."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", INTERRUPTED
     if isinstance(error, DynamicclError):
@@ -95,7 +89,6 @@ def _ending(error: BaseException) -> tuple[str, int]:
 
 
 def _wrong_usage(error: Any) -> str:
-    """On one line, with the value and where to find help."""
     if type(error).__name__ == "NoArgsIsHelpError":
         return str(error.format_message())
     said = error.format_message().rstrip(".")

@@ -1,7 +1,4 @@
-"""Checks of a machine before a sweep (`collect/checks.py`) or a job (`serve/doctor.py`).
-
-Here is what both ask about NCCL. Nothing loads a library into this process.
-"""
+"""Checks of a machine before a sweep or a job; none loads a library into this process."""
 
 import glob
 import os
@@ -29,7 +26,6 @@ class CheckStatus(StrEnum):
     WARN = "warn"
     #: It cannot work, or would do something else.
     FAIL = "fail"
-    #: It could not be found out here.
     UNKNOWN = "unknown"
 
 
@@ -43,7 +39,6 @@ class Check:
     name: str
     status: CheckStatus
     found: str
-    #: Empty when there is nothing to do.
     advice: str = ""
 
 
@@ -104,10 +99,7 @@ class Machine:
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def run(self, *argv: str, limit_s: float = 30.0) -> ProgramResult:
-        """Run a program without input, for `limit_s` at most, its output in plain English.
-
-        nvidia-smi on a lost GPU and sinfo without a controller hang.
-        """
+        """Stops at `limit_s`: nvidia-smi on a lost GPU and sinfo without a controller hang."""
         try:
             done = subprocess.run(
                 argv,
@@ -255,7 +247,6 @@ class OtherPlugin:
 
     #: The name that NCCL would open, so that each node looks for its own; empty = switched off.
     library: str
-    #: In words.
     place: str
 
 
@@ -264,8 +255,8 @@ def find_other_plugin(
 ) -> OtherPlugin | None:
     """The plugin that NCCL would load in `role`; `behind_ours`: if none of ours were named.
 
-    It is what the variable names, else that library on the loader's path, else one inside the
-    network plugin (`src/plugin/tuner.cc`, v2.30.7), as in AWS's aws-ofi-nccl.
+    What the variable names, else on the loader's path, else inside the network plugin
+    (`src/plugin/tuner.cc`, v2.30.7), as in AWS's aws-ofi-nccl.
     """
     settings = nccl_settings(machine)
     value, place = settings.get(role.variable, ("", ""))

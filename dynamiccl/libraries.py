@@ -2,8 +2,7 @@
 
     gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8;nccl=22809
 
-The plugin takes it inside a job (`serve/plugin/prepare/prepare.cpp`), a sweep keeps all but NCCL's
-version (`collect/nodes.py`). Equal texts are the same kind of machine.
+Equal texts are the same kind of machine. Jobs take it in `serve/plugin/prepare/prepare.cpp`.
 """
 
 import re
@@ -31,7 +30,6 @@ NAMES: Final = (*JOB_NAMES, SWEEP_NAME)
 BUILD_DIR: Final = Path("out/plugin")
 #: What the plugin has room for.
 MAX_FINGERPRINT: Final = 200
-#: What would be read as punctuation in a model's name.
 _ODD: Final = re.compile(r"[^ -~]|[;*+=\"\\]")
 _MODEL: Final = r"[^;*+=]+\*\d+"
 _SHAPE: Final = re.compile(rf"gpu={_MODEL}(\+{_MODEL})*;mig=[01];nic=[a-z]+\*\d+;nccl=\d+")

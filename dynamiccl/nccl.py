@@ -14,8 +14,6 @@ from dynamiccl.errors import UnknownName
 
 
 class _Named(IntEnum):
-    """NCCL's numbers, with the spelling of its log."""
-
     @property
     def wire(self) -> str:
         """NCCL's spelling, e.g. `NVLSTree`, `LL128`, `AllReduce`."""
@@ -121,9 +119,7 @@ class NcclVersion:
 
     @classmethod
     def parse(cls, text: str | int) -> Self:
-        """Read `2.29.7`, `2.29.7+cuda12.9`, or a code (22907; 2708 before 2.9).
-
-        Raises UnknownName.
+        """Read `2.29.7`, `2.29.7+cuda12.9`, 22907 or (before 2.9) 2708; raises UnknownName.
 
         >>> [str(NcclVersion.parse(text)) for text in (22907, "2.8.4", 2804)]
         ['2.29.7', '2.8.4', '2.8.4']
@@ -197,10 +193,7 @@ ALGORITHM_SINCE: Final[Mapping[Algorithm, NcclVersion]] = {Algorithm.PAT: NcclVe
 
 @dataclass(frozen=True, slots=True, order=True)
 class Config:
-    """The config requested of NCCL for one call; None means AUTO: NCCL decides that knob.
-
-    Transport, threads and buffers are fixed per process: they belong to a launch profile.
-    """
+    """What is requested of NCCL for one call; None means AUTO: NCCL decides that knob."""
 
     algorithm: Algorithm | None = None
     protocol: Protocol | None = None
@@ -276,11 +269,9 @@ def _invalid_reasons(
         yield "NVLSTree needs more than one node"
 
 
-# The cost model (`src/graph/tuning.cc`):
-#     time = latency x plateau + bytes / (bandwidth x correction)
-# Both corrections are AllReduce's (`ncclTopoGetAlgoTime`, 2.19 to 2.30.7): Tree's
-# bandwidth by size, and Ring/Simple's latency between nodes. NVLSTree's, on some Blackwell machines
-# from 2.29.2 on, depends on what is not logged, and is left to the simulator's full model.
+# The cost model (`src/graph/tuning.cc`): time = latency x plateau + bytes / (bandwidth x
+# correction). Both corrections are AllReduce's (`ncclTopoGetAlgoTime`, 2.19 to 2.30.7). NVLSTree's
+# (Blackwell, 2.29.2 on) depends on what is not logged: see the simulator.
 
 #: `treeCorrectionFactor` by floor(log2(bytes / 64)).
 TREE_CORRECTION: Final[Mapping[Protocol, Sequence[float]]] = {

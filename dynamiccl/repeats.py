@@ -45,9 +45,8 @@ def cells_of(
 def cell_of(log_us: Sequence[float], sigma: float) -> Cell:
     """The median of a config's log times and its variance, given the noise of a single one.
 
-    Of two further apart than four standard deviations of a difference only the faster counts: none
-    is fast by chance. Three or more that scatter twice as far as the noise, as on a machine with
-    two states, have their own scatter.
+    Of two that differ by over four standard deviations the faster counts alone. Three or more that
+    scatter twice as far as the noise (a machine with two states) keep their own scatter.
     """
     count, middle = len(log_us), float(np.median(log_us))
     if count == 2 and abs(log_us[0] - log_us[1]) > 4.0 * math.sqrt(2) * sigma:
@@ -62,8 +61,8 @@ def cell_of(log_us: Sequence[float], sigma: float) -> Cell:
 def round_drift(of_defaults: Iterable[Sequence[tuple[int, float]]]) -> dict[int, float]:
     """What each round adds to all log times, from NCCL's default in every round.
 
-    All of a round may be slow. Medians are polished over tasks and rounds (Tukey, Exploratory Data
-    Analysis, 1977, chapter 11), then shrunk by what noise alone would make.
+    Medians polished over tasks and rounds (Tukey, Exploratory Data Analysis, 1977, chapter 11),
+    then shrunk by what noise alone would make.
     """
     # The faster of a pair: slow by chance takes two slow calls.
     tasks = [dict(reversed(times)) for times in of_defaults]

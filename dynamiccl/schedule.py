@@ -1,10 +1,9 @@
 r"""The schedule of configs that the tuner plugin applies in sweep mode, and the plugin's report.
 
-One nccl-tests process measures a whole grid (2.16 and later, `src/common.cu`). Per communicator it
-makes the warm-up, a few calls of some sizes; then for each cycle of `-N`, for each size,
-out-of-place and then in-place: one synchronising call, n timed calls, c check calls. A *block* is
-one (cycle, size): all its calls get one Config; the warm-up gets NCCL's own choice. Every rank
-plays the same file.
+One nccl-tests process measures a whole grid (2.16 and later, `src/common.cu`): the warm-up; then
+for each cycle of `-N`, each size, out-of-place and then in-place: one synchronising call, n timed
+calls, c check calls. A *block* is one (cycle, size): all its calls get one Config. Every rank plays
+the same file.
 
 Schedule file, all numbers little-endian, packed:
 
@@ -65,7 +64,6 @@ MAX_CALLS: Final = 1 << 24
 #: FNV-1a, 64 bits (draft-eastlake-fnv): only a guard against damaged files.
 FNV_OFFSET: Final = 0xCBF29CE484222325
 FNV_PRIME: Final = 0x100000001B3
-#: NCCL decides that knob.
 AUTO: Final = -1
 _INT32_MAX: Final = (1 << 31) - 1
 _HEADER: Final = struct.Struct("<8sI9i")
@@ -75,7 +73,6 @@ _SIZE: Final = struct.Struct("<Q")
 _BLOCK: Final = struct.Struct("<H")
 _CHECKSUM_BYTES: Final = 8
 _REPORT: Final = struct.Struct("<8sIi3Q24x")
-#: A chunk size and a state.
 _REPORT_BLOCK_BYTES: Final = 4 + 1
 SCHEDULE_HEADER_BYTES: Final = _HEADER.size
 REPORT_HEADER_BYTES: Final = _REPORT.size
@@ -99,7 +96,6 @@ class BlockState(IntEnum):
     PLAYED = 2
     #: No cell of NCCL's cost table that the config could win; NCCL's own choice ran.
     UNAVAILABLE = 3
-    #: Some calls got the config.
     MIXED = 4
 
 
@@ -107,8 +103,8 @@ class BlockState(IntEnum):
 class Schedule:
     """Which Config each call of one nccl-tests process gets.
 
-    Sizes are NCCL's nBytes: element size x count, x ranks for AllGather and ReduceScatter
-    (nccl-tests' size column). Raises InvalidSweep for what the plugin would refuse.
+    Sizes are nccl-tests' size column: element size x count, x ranks for AllGather and
+    ReduceScatter. Raises InvalidSweep for what the plugin would refuse.
     """
 
     collective: Collective
@@ -158,10 +154,7 @@ class Schedule:
 
 
 def totals_of(data: bytes, *, where: str = "the schedule") -> tuple[str, int]:
-    """`content_hash` and all calls of a communicator, from a schedule file's bytes.
-
-    Raises CorruptFile, naming `where`, for bytes not made by `to_bytes`.
-    """
+    """`content_hash` and all calls of a communicator; raises CorruptFile, naming `where`."""
     body, checksum = data[:-_CHECKSUM_BYTES], int.from_bytes(data[-_CHECKSUM_BYTES:], "little")
     if len(body) < _HEADER.size or fnv1a(body) != checksum:
         raise CorruptFile(f"{where} is damaged: its checksum does not match; run the launch again")
@@ -173,15 +166,11 @@ def totals_of(data: bytes, *, where: str = "the schedule") -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayReport:
-    """What the plugin applied, as one rank saw it; written continuously, so it survives a kill.
-
-    One rank is enough: all see the same sizes and available cells.
-    """
+    """What the plugin applied, as one rank saw it; written continuously, so it survives a kill."""
 
     schedule_hash: str
     #: Exact once the communicator was freed; before that as of the last untimed call.
     calls: int
-    #: In block order.
     states: tuple[BlockState, ...]
     #: The smallest that NCCL was given in each block; 0: NCCL kept its own.
     chunk_bytes: tuple[int, ...]

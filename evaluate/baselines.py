@@ -1,7 +1,6 @@
 """The policies of a report: learned ones, and the simple ones that they have to beat.
 
-All choose among the measured actions of a task by workload and system alone, except the oracle and
-AutoCCL's search, which tries configs of the test task. T tasks, A actions.
+All but AutoCCL's search and the oracle know workload and system alone. T tasks, A actions.
 """
 
 from abc import ABC, abstractmethod
@@ -45,7 +44,6 @@ FAMILY: Final = (
     *("collective", "datatype", "launch_profile"),
 )
 Rows = npt.NDArray[np.int64]
-#: What a table has a row for: columns of tasks, or expressions of them.
 Key = Sequence[str | pl.Expr]
 
 
@@ -183,10 +181,7 @@ class Predictor(Policy, ABC):
 
 
 class BestFixed(Policy):
-    """The one config of each family with the least mean log time over its training sizes.
-
-    A config counts as NCCL's default where it was not measured; the default is a candidate.
-    """
+    """Each family's config of least mean log time, as the default where it was not measured."""
 
     name = "best-fixed"
     key: Key = FAMILY
@@ -207,7 +202,6 @@ class BestFixed(Policy):
 
     @staticmethod
     def _score(times_us: Float64Array) -> Float64Array:
-        """(A,) of a key's times (n, A), least for the best config."""
         log_ratio = np.log(times_us / times_us[:, [ABSTAIN_ACTION]])
         return np.asarray(np.nan_to_num(log_ratio, nan=0.0).mean(axis=0))
 
@@ -222,12 +216,11 @@ class PooledFixed(BestFixed):
 class FiveBins(BestFixed):
     """The fastest row in each of five size ranges, as NVIDIA's script does.
 
-    As `ext-tuner/example/scripts/optimize_config.py` (v2.28.9-1, ConfigOptimizer with its own size
-    ranges): the least latency of a bin wins whatever its size, so the smallest size decides.
+    `ext-tuner/example/scripts/optimize_config.py` (v2.28.9-1, ConfigOptimizer with its own ranges):
+    the least latency of a bin wins whatever its size.
     """
 
     name = "five-bins"
-    #: Largest size of each bin but the last.
     EDGES_BYTES: Final = (1024, 64 * 1024, 1024 * 1024, 16 * 1024 * 1024)
     key = (
         *FAMILY,
@@ -283,18 +276,13 @@ class NearestSize(Interpolated):
 
 
 def _unknown(grid: TaskGrid) -> Float64Array:
-    """(T, A) 0 of NCCL's default, inf of all others."""
     predicted = np.full(grid.times_us.shape, np.inf)
     predicted[:, ABSTAIN_ACTION] = 0.0
     return predicted
 
 
 class GradientBoosting(Predictor):
-    """Boosted trees over task and config.
-
-    Histogram-based boosting of scikit-learn (after LightGBM), with names as categories. Of three
-    settings the one that no measured sweep had worse (cross-fitted).
-    """
+    """Histogram boosting (scikit-learn); of three settings the one no measured sweep had worse."""
 
     name = "gradient-boosting"
 
@@ -344,8 +332,7 @@ class GradientBoosting(Predictor):
 class CoordinateDescent(Policy):
     """AutoCCL's search (serve/search/autoccl.py) on what was measured, each task by itself.
 
-    NCCL's own choice is probed first, and stays unless something is faster. Probes are drawn from
-    the very repeats that it is scored on: even cross-fitted figures flatter it, as the oracle's.
+    Probes are drawn from the very repeats that score it: even cross-fitted figures flatter it.
     """
 
     name = "coordinate-descent"
@@ -382,10 +369,7 @@ class NamedPolicy:
 
 
 def named_policies(given: Sequence[str], tracking_uri: str) -> list[NamedPolicy]:
-    """Resolve `[NAME=]RUN_OR_ARTIFACT`; by default the name of the run, else of the recipe.
-
-    Names that occur twice get a number. Raises as `policy_directory` and `Manifest.read`.
-    """
+    """Resolve `[NAME=]RUN_OR_ARTIFACT`; equal names get a number. Raises as `Manifest.read`."""
     found = [_resolve(text, tracking_uri) for text in given]
     names = [each.name for each in found]
     return [

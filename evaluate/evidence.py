@@ -65,7 +65,6 @@ class Cell:
     num_ranks: int
     collective: str
     bin: int
-    #: The policy's action there.
     action: int
     config: str
     verdict: Verdict = Verdict.ABSTAINS
@@ -194,10 +193,7 @@ class FreshRuns:
         return runs.sort(_RUN)["gain"].to_numpy().astype(np.float64)
 
     def within_runs(self, support: Support, collective: str, bins: Sequence[int]) -> float:
-        """Variance of a run's mean log time of the default from noise within processes.
-
-        As if each were measured once; over sizes and buffer placements. 0.0 without repeats.
-        """
+        """Variance of a run's mean ln default time by noise within processes; 0.0 if unknown."""
         rows = self._of(support, collective, bins, action=ABSTAIN_ACTION)
         by_place = rows.group_by([*_PAIR, "default_scope"])
         repeated = by_place.agg(var=pl.col("time_us").log().var()).drop_nulls("var")
@@ -222,10 +218,7 @@ class FreshRuns:
         return set(self._of(support, collective, action=ABSTAIN_ACTION)["bin"])
 
     def one_default(self, support: Support, collective: str, bins: Sequence[int]) -> bool:
-        """Whether NCCL's own (algorithm, protocol) is known to be the same in all `bins`.
-
-        Where no run read it back, NCCL's cost model tells, if it is right at both ends.
-        """
+        """Whether NCCL's own cell is one in all `bins`: read back, else by its cost model."""
         rows = _of(self._own, support).filter(collective=collective)
         of_bins = [rows.filter(bin=each)[:, -2:].unique().rows() for each in bins]
         read_back = [None if len(ran) != 1 or None in ran[0] else ran[0] for ran in of_bins]
@@ -245,7 +238,6 @@ class FreshRuns:
         return rows if bins is None else rows.filter(pl.col("bin").is_in(list(bins)))
 
     def _channels(self, support: Support, cell: Cell, action: int) -> int | None:
-        """Read back in the cell's bin: the most of a config, the fewest of NCCL's own choice."""
         rows = self._of(support, cell.collective, [cell.bin], action=action)
         used = rows["actual_num_channels"].drop_nulls().to_list()
         return (min if action == ABSTAIN_ACTION else max)(used, default=None)
@@ -253,7 +245,6 @@ class FreshRuns:
     def _predicted(
         self, support: Support, collective: str, bins: Sequence[int]
     ) -> list[tuple[str, str] | None]:
-        """NCCL's cheapest cell in the middle of each bin, or None."""
         if self._costs is None:
             return [None] * len(bins)
         sizes = [bin_center_bytes(each) for each in bins]
@@ -293,10 +284,9 @@ def shrunk(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """(B,) variances of bins' gains by run, shrunk over them, and degrees of freedom (B,) of a t.
 
-    The prior's degrees of freedom are Smyth's, by the moments of log variances: few under uneven
-    noise. They are bounded, since sizes of one process, which may slow them all, are no independent
-    witnesses; and no variance falls below the bin's own: with a slow call in one run or two, the
-    mean is no more than twice its error.
+    The prior's are Smyth's, by the moments of log variances, but bounded, since sizes of one
+    process are no independent witnesses; and no variance falls below the bin's own: with a slow
+    call in one run or two, the mean is no more than twice its error.
     """
     freedom = np.array([len(each) - 1.0 for each in gains])
     own = np.maximum([np.var(each, ddof=1) for each in gains], _LEAST_VARIANCE)
@@ -317,8 +307,7 @@ def passing(
 ) -> npt.NDArray[np.bool_]:
     """(B,) which hypotheses are rejected at false discovery rate `q` (Benjamini, Hochberg 1995).
 
-    `weights` (B,), positive and known before the data, say where gains are expected; scaled to a
-    mean of 1 they add no false discoveries (Genovese, Roeder and Wasserman 2006).
+    `weights` (B,) are known before the data (Genovese, Roeder and Wasserman 2006).
     """
     count = max(len(p_values), 1)
     weighted = p_values * (weights.sum() / count) / weights
@@ -329,7 +318,6 @@ def passing(
 
 
 def _too_many(cell: Cell, max_channels: int | None) -> str:
-    """Why the channels read back let no config pass; else empty."""
     bounds = [cell.own_channels] if cell.slack is not None else []
     bounds += [] if max_channels is None else [max_channels]
     known = [each for each in bounds if each is not None]
@@ -341,7 +329,6 @@ def _too_many(cell: Cell, max_channels: int | None) -> str:
 
 
 def _other_channels(known: Cell, fresh: Cell) -> str:
-    """Why a slack does not hold for the channels of the fresh runs; else empty."""
     was, own_was = known.channels or 0, known.own_channels or 0
     now, own_now = fresh.channels or 0, fresh.own_channels or 0
     if now <= was and own_now >= own_was:

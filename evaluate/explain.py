@@ -36,13 +36,7 @@ def explain(
     num_ranks: int,
     system: str | None = None,
 ) -> dict[str, Any]:
-    """What a policy directory says of one message size; raises UserError and UnknownName.
-
-    `system` is needed where several have this shape. The policy is asked at the middle of the bin,
-    as for a table. `predictions`, fastest first, have the time over NCCL's own, channels as read
-    back, and why not allowed; `margin` and `noise_band` are fractions; `gate` is null where none
-    judged.
-    """
+    """Asks the policy at the middle of the bin; raises UserError and UnknownName."""
     policy = TorchPolicy.load(policy_dir)
     manifest = policy.manifest
     support = _support(manifest, num_nodes, num_ranks, system)

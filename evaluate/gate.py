@@ -1,23 +1,20 @@
 """The gate: from a policy and fresh runs to a policy that may be deployed.
 
-For every size bin of every group shape with a table:
+In every size bin of a table the policy's config passes if
 
-* where the policy leaves the choice to NCCL there is nothing to judge;
-* the gain of its config has to exceed the noise band in fresh runs (`evidence`), at a false
-  discovery rate of `q` over all bins, of which those have more in which the policy predicts more
-  gain: it says where to look, and is no evidence;
-* with slack, and fewer channels than NCCL's own choice in the fresh runs too, its loss has to be
-  below the slack: a test of non-inferiority;
-* unmeasured bins between two that passed with one config pass with it where NCCL's own choice is
-  the same in all of them (`let_bins_between_pass`);
-* all else abstains: other hardware, minor versions of NCCL and group shapes, too.
+* its gain exceeds the noise band in fresh runs (`evidence`), at a false discovery rate of `q` over
+  all bins, weighted by the gain that the policy predicts: it says where to look;
+* or, with slack and fewer channels than NCCL's own choice in the fresh runs too, its loss is below
+  the slack: a test of non-inferiority;
+* or it lies unmeasured between two that passed with one config, and NCCL's own choice is the same
+  in all of them (`let_bins_between_pass`).
 
-The sweep for it (`plan_gate`) measures only bins where the policy acts, two configs. The number of
-runs follows from the training data: each bin's mean gain less a standard error (the policy chose
-what looked best) and its deviation between runs give the power of a noncentral t. Runs are new
-processes, whose starts cost most: repeats in each are cheaper than more runs. Where the proof would
-take longer than the original sweep, sizes that it lacked are left to the bins around them, and then
-there are fewer runs, three at least.
+All else abstains: other hardware, minor versions of NCCL and group shapes, too.
+
+The sweep for it (`plan_gate`) has as many runs as a noncentral t asks for, by each bin's mean gain
+in the training data, less a standard error (the policy chose what looked best), and its deviation.
+Starts of processes cost most: repeats in each are cheaper than more runs. It takes no longer than
+the original sweep: else sizes that this lacked are left out, and then runs.
 """
 
 import json
@@ -72,7 +69,6 @@ from dynamiccl.nccl import ABSTAIN, Collective
 from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes, bin_first_byte, size_bin
 from dynamiccl.train.policy import TorchPolicy
 
-#: Over all tested bins.
 DEFAULT_Q: Final = 0.01
 #: Predicted gains are clipped to these for weights.
 _PREDICTED: Final = 0.01, 1.0
@@ -110,11 +106,7 @@ class Gated:
         return {"test": self.test, "q": self.q, "counts": self.counts(), "cells": wanted}
 
     def to_show(self) -> dict[str, Any]:
-        """What page and terminal say, by group shape and collective that is acted in.
-
-        Shares and medians are over the bins that may act; `refusals` are (bins, reason), the most
-        frequent first.
-        """
+        """What page and terminal say; `refusals` are (bins, reason), the most frequent first."""
         families = []
         for key, group in groupby(self.cells, key=lambda cell: cell.key[:4]):
             cells = list(group)
@@ -229,7 +221,6 @@ def wanted_cells(policy: TorchPolicy, support: Support) -> list[Cell]:
 
 
 def _judge(tried: Sequence[Cell], q: float) -> list[Cell]:
-    """Verdicts on tested cells at the false discovery rate `q`."""
     tested = [cell for cell in tried if not cell.reason]
     p_values = np.array([cell.p_value for cell in tested], dtype=np.float64)
     # The root: a far larger gain needs no help in being seen.
@@ -251,10 +242,9 @@ def let_bins_between_pass(
 ) -> list[Cell]:
     """The cells, INFERRED where they pass with their neighbours, else with the reason.
 
-    They pass where the policy wants the config of both in all bins between, both are within an
-    octave, and NCCL's own choice is known to be the same. By its cost model each cell's time is a
-    straight line in bytes (but for Tree's correction): what is cheapest at both ends is cheapest
-    between.
+    They pass where the policy wants one config in all bins, within an octave of both. In NCCL's
+    cost model times are straight lines in bytes (but for Tree's correction): what is cheapest at
+    both ends is cheapest between.
     """
     found = {cell.key: cell for cell in cells}
     for cell in cells:
@@ -280,7 +270,6 @@ def let_bins_between_pass(
 def _why_not_between(
     below: Cell, cell: Cell, above: Cell, support: Support, fresh: FreshRuns
 ) -> str:
-    """Why a bin does not pass with its neighbours, which passed; else empty."""
     losses = [each.loss for each in (below, above) if each.loss is not None]
     if losses and (cell.loss is None or cell.loss < max(losses)):
         return "its neighbours may lose the slack, and it may not"
@@ -304,10 +293,7 @@ def write_gated(gated: Gated, policy_dir: Path, out: Path) -> None:
 
 
 def read_gated(policy_dir: Path) -> Gated | None:
-    """The verdicts on a policy; None if it was not gated.
-
-    Raises CorruptFile, and as `Manifest.read`.
-    """
+    """None if the policy was not gated; raises CorruptFile, and as `Manifest.read`."""
     path = policy_dir / GATE_NAME
     if not path.is_file():
         return None
@@ -327,9 +313,9 @@ def read_gated(policy_dir: Path) -> Gated | None:
 #: Most planned repeats, and numbers for which the plan says what would pass.
 MOST_CYCLES: Final = 40
 TOLD_CYCLES: Final = (3, 4, 5, 8, 12, 20)
-#: Of bins that can pass.
+#: Share that must pass, of the bins that can.
 POWER: Final = 0.8
-#: Bins below, at that number, are left out.
+#: Bins less likely to pass, at MOST_CYCLES, are left out.
 _LEAST_POWER: Final = 0.5
 #: In one process, and the variances of one measurement that they take away, of a config measured
 #: once and a default measured twice: the median of four normal draws has 0.298.
@@ -370,11 +356,9 @@ def plan_gate(
 ) -> dict[str, Any]:
     """Write the fresh sweep for a policy into `write`, and say what the gate would make of it.
 
-    `trained` is what the policy was trained on; `base` the sweep whose cluster it is. `by_runs` is
-    what other numbers of `cycles` would let pass (`_outlook`), `sweep_hours` the base's by the same
-    model, `is_cut`: fewer bins or runs than wanted, to take no longer. Raises UserError where the
-    policy wants nothing there, NotEnoughData where no bin could pass, InvalidSweep where `base`
-    lacks a config.
+    `base` is the sweep whose cluster it is; `is_cut`: fewer bins or runs than wanted, to take no
+    longer than it. Raises UserError where the policy wants nothing there, NotEnoughData where no
+    bin could pass, InvalidSweep where `base` lacks a config.
     """
     manifest = policy.manifest
     hopes = _expected(trained, _wanted(policy, base))
@@ -422,7 +406,6 @@ def plan_gate(
 
 
 def _wanted(policy: TorchPolicy, base: Sweep) -> list[_ExpectedGain]:
-    """Raises UserError where the policy acts nowhere on the sweep's groups."""
     manifest = policy.manifest
     groups = [group for group in base.file.groups if group.split is None]
     shapes = {(group.num_nodes, group.ranks_per_node) for group in groups}
@@ -454,7 +437,6 @@ def _wanted(policy: TorchPolicy, base: Sweep) -> list[_ExpectedGain]:
 
 
 def _outlook(kept: Sequence[_ExpectedGain], cycles: int, q: float) -> dict[str, float]:
-    """What would pass alone in so many runs, and its share of all gain."""
     powers = np.array([hope.power(cycles, q / 2) for hope in kept])
     gains = np.array([max(hope.gain or 0.0, 0.0) for hope in kept])
     share = float(powers @ gains / max(gains.sum(), 1e-12))
@@ -488,7 +470,6 @@ def _expected(trained: FreshRuns, hopes: Sequence[_ExpectedGain]) -> list[_Expec
 def _kept(
     hopes: Sequence[_ExpectedGain], able: Sequence[_ExpectedGain]
 ) -> tuple[list[_ExpectedGain], dict[str, int]]:
-    """The bins that can pass, and those between two of them."""
     reach: dict[tuple[object, ...], list[int]] = {}
     for hope in able:
         reach.setdefault((hope.cell.key[:4], hope.cell.action), []).append(hope.cell.bin)
@@ -507,10 +488,7 @@ def _kept(
 def _fresh_sweep(
     base: Sweep, name: str, kept: Sequence[_ExpectedGain], manifest: Manifest, cycles: int
 ) -> tuple[Sweep, Plan]:
-    """The sweep of the bins, and its plan: single trials of the base's grid, NCCL's choice too.
-
-    A gate takes no other launch profiles, and nothing beside. Raises UserError without a size.
-    """
+    """Trials of the base's grid, NCCL's choice too; raises UserError without a size."""
     file, configs = base.file, manifest.actions().configs
     groups = [group for group in file.groups if group.split is None]
     sizes, only = set[int](), dict[str, None]()
@@ -552,7 +530,6 @@ def _sizes_in(index: int, setting: Setting) -> list[int]:
 
 
 def _fresh_name(base: str, manifest: Manifest) -> str:
-    """That no run of the policy has."""
     taken = {run.split("/")[1] for run in manifest.runs}
     names = (f"{base}-fresh{number or ''}" for number in range(len(taken) + 1))
     return next(name for name in names if name not in taken)

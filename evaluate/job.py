@@ -1,16 +1,11 @@
 """What a job saves, from draws of what its calls gain; and a verdict.
 
-A call saves the same share of time as in the benchmark, alone on its machine; where it took longer
-in the job (it waited, or shared links), at least the share of the benchmark's time. A step saves at
-most what compute did not hide: all up to that in the middle. The 90 % interval lies between
-quantiles of draws, half of the least and half of the most saved: at least what the hidden part
-cannot take up, at most all of the process group's savings up to its exposed time, since its calls
-follow one another on one stream. A longer call is longer in its exposed part, and in the hidden one
-by what compute does not go on for (`compute_ratio`).
-
-A hidden call slows compute. What it gives back is told by rows beside matrix products
-(objective.py) or a price of a channel, by the least and the most over kinds of compute; without
-either the interval is wider.
+A call saves the same share of time as in the benchmark; where it took longer in the job, at least
+the share of the benchmark's time. A step saves at most what compute did not hide. The 90 % interval
+is between quantiles of draws, half of the least and half of the most saved: at least what the
+hidden part cannot take up, at most all savings of the process group up to its exposed time, since
+its calls follow one another on one stream. What compute gets back is told by rows beside matrix
+products (objective.py) or a price of a channel; without either the interval is wider.
 
 C calls of K kinds, A configs, D draws. Before the draws stands the middle.
 """
@@ -51,8 +46,7 @@ _NINETY: Final = (0.05, 0.95)
 #: factor of 2. Set on simulated congested networks (benchmarks/bench_job.py, other seeds).
 _APART: Final = 0.08
 _MOST_APART: Final = float(np.log(2.0))
-#: Most that a call takes of the speed of compute: 32 channels hold a quarter of the 132
-#: multiprocessors of an H100 (simulator/system.py has more of it).
+#: 32 channels hold a quarter of the 132 multiprocessors of an H100 (simulator/system.py).
 _TAKEN: Final = 0.25
 #: Most that the job's compute gets back, over what was measured (chosen; the least is OWN_LOSES).
 _MOST_BACK: Final = 1.3
@@ -81,9 +75,8 @@ class Estimate(NamedTuple):
 class Arm(NamedTuple):
     """A way to choose configs, and the share of time that it saves."""
 
-    #: As `Job.kinds`, with `better_config`, a key or NCCL_OWN (None: not known, for a `reason`),
-    #: the `channels` asked for, `gain` of the calls' own time, and `lost_by`, a key of `Gains.lost`
-    #: (None: compute's loss is not known).
+    #: As `Job.kinds`, with `better_config` (None: not known, for a `reason`), the `channels` asked
+    #: for, `gain` of the calls' own time, and `lost_by`, a key of `Gains.lost` (None: not known).
     kinds: list[dict[str, Any]]
     communication: Estimate
     #: None: the trace has no steps.
@@ -105,10 +98,7 @@ class Answer:
 def answer(
     job: Job, source: Measured, policy: Choose | None = None, manifest: Manifest | None = None
 ) -> Answer:
-    """What a job saves under the gains of `source`.
-
-    `policy` chooses, beside the table; its `manifest` tells its runs and what it promises.
-    """
+    """`policy` chooses, beside the table; its `manifest` tells its runs and what it promises."""
     choices: dict[str, Choose] = {} if policy is None else {POLICY: policy}
     choices[TABLE] = lambda _, gains: gains.best
     gains = source.of(job.kinds)
@@ -133,7 +123,6 @@ def answer(
         "asks_tuner_share": job.share_of([k["kind"] for k in arm.kinds if not k["why_not"]]),
         "not_covered_share": job.share_of(dark),
         "arms": {name: _saved_by(each) for name, each in arms.items()},
-        # Most time first; `gain` is of the calls' own time.
         "kinds": sorted(arm.kinds, key=lambda kind: -float(kind["time_us"])),
         "sm_price": source.sm_price,
         "seen": manifest is not None and not set(manifest.runs).isdisjoint(source.runs),
@@ -147,7 +136,6 @@ def answer(
 
 
 def _judge(arm: Arm, told: dict[str, Any]) -> tuple[Verdict, str]:
-    """The verdict, and the reason for which the template has a sentence."""
     found, back = arm.step or arm.communication, arm.given_back
     reach, dark = told["asks_tuner_share"], told["not_covered_share"]
     if all(kind["why_not"] for kind in arm.kinds):
@@ -164,7 +152,6 @@ def _judge(arm: Arm, told: dict[str, Any]) -> tuple[Verdict, str]:
 
 
 def _saved_by(arm: Arm) -> dict[str, Any]:
-    """Null: not known."""
     parts = {"communication": arm.communication, "step": arm.step, "given_back": arm.given_back}
     known = any(kind["better_config"] for kind in arm.kinds)
     return {name: part._asdict() if part and known else None for name, part in parts.items()}
@@ -196,7 +183,6 @@ def policy_choice(policy: "TorchPolicy", system: str) -> Choose:
 
 
 def _arm(job: Job, told: Sequence[Gains | str], default_us: Floats, choose: Choose) -> Arm:
-    """`told` (K,) are gains, or why they are not known."""
     kinds = job.kinds.to_dicts()
     # (D,) and (K,) how far job and benchmark are apart; the benchmark's share of a call's time.
     apart = _APART * np.random.default_rng(1).standard_normal(DRAWS)
@@ -232,10 +218,7 @@ def _arm(job: Job, told: Sequence[Gains | str], default_us: Floats, choose: Choo
 
 
 def _given(share: Floats, lost: Floats, action: int) -> Floats:
-    """(1 + D,) what compute gets back of each us of a hidden call.
-
-    `share` (1 + D,) of the call's time is saved, `lost` (E, A) is one of its gains.
-    """
+    """(1 + D,) what compute gets back of each us of a hidden call; `lost` (E, A) as in Gains."""
     if action == ABSTAIN_ACTION:  # an unchanged call loses what it lost
         return np.zeros(len(share))
     each = lost[:, :1] - (1.0 - share) * lost[:, [action]]
@@ -250,8 +233,8 @@ def _given(share: Floats, lost: Floats, action: int) -> Floats:
 def _saved(job: Job, shares: Floats, given: Floats, surely: Floats) -> Floats:
     """(3, 1 + D) shares saved of communication, of the step, and of that what compute gets back.
 
-    `shares` and `given` (1 + D, K), NaN where not known, are of calls' times and hidden times;
-    `surely` (K,) is the benchmark's part of a call's time. Without steps the step's are 0.
+    `shares` and `given` (1 + D, K), NaN where not known, are of calls' and hidden times; `surely`
+    (K,) is the benchmark's part of a call's time.
     """
     kind = job.calls["kind"].to_numpy()
     floats = job.calls.select(pl.col("time_us", "weight", "exposed", "compute_ratio").cast(float))

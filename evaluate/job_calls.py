@@ -1,11 +1,8 @@
 """What is known of a job: its calls by kind, with times and steps, and what configs gain for each.
 
-A *kind* is a collective in one size bin of one process group: one entry of a tuner's table. Tables
-hold a call once for all ranks that were seen, a step belongs to one rank: everything here is of the
-mean rank, and a call counts by the share of the traced ranks that it was seen on.
-
-Gains come from a sweep through the belief (`dynamiccl/belief.py`), asked at the job's own sizes. As
-in a table, config and NCCL's choice must have been measured within an octave.
+A *kind* is a collective in one size bin of one process group: one entry of a tuner's table. All is
+of the mean rank: a call counts by the share of the traced ranks that it was seen on. Gains come
+from a sweep through the belief (`dynamiccl/belief.py`), asked at the job's own sizes.
 
 C calls of K kinds, D draws, A configs of a table, NCCL's own choice the first.
 """
@@ -54,19 +51,18 @@ class Job:
 
     #: (K rows) `kind`, its number; `collective`, `bin`, `num_nodes`, `num_ranks` and `group` (null
     #: or empty: not told); `why_not` (empty: a tuner is asked); median `size_bytes`; number of
-    #: `calls`; `ran`, the most frequent algorithm/protocol. Once `timed`, of the mean rank the sums
-    #: `time_us` and `exposed_us`, and `mean_us` a call.
+    #: `calls`; most frequent `ran`. Once `timed`, of the mean rank `time_us`, `exposed_us`, and
+    #: `mean_us` a call.
     kinds: pl.DataFrame
     #: (C rows) `kind`; `size_bytes`; `weight` in the mean rank; `time_us`, null where unknown;
     #: `exposed`, its share without compute beside; `compute_ratio`.
     calls: pl.DataFrame
-    #: The mean step of a rank: `count`, `ranks`, and us of `step_us`, `compute_us`, `idle_us` and
-    #: communication, `hidden_us` and `exposed_us`. None without steps.
+    #: Of the mean rank, with `count` and `ranks`; communication is `hidden_us` and `exposed_us`.
+    #: None without steps.
     steps: dict[str, float] | None
     nccl_version: str | None
     sources: list[str]
-    #: Calls of which the trace does not tell something, and the share of communication that is
-    #: `bound`; why files were not read (job.words.jinja says it).
+    #: Numbers of calls that lack something, and the share of communication that is `bound`.
     lacks: dict[str, float]
     unread: list[str]
 
@@ -106,10 +102,7 @@ class Job:
 
 
 def read_job(paths: Sequence[Path], ranks_per_node: int) -> Job:
-    """The job of some traces, read as `dynamiccl-collect import` does, or of `calls` tables.
-
-    Raises MissingPath, and as `job_of` and the readers.
-    """
+    """Of traces or `calls` tables; raises MissingPath, and as `job_of` and the readers."""
     calls, steps, files, unread = list[pl.DataFrame](), list[pl.DataFrame](), [], []
     for path in paths:
         if not path.exists():
@@ -132,10 +125,7 @@ def read_job(paths: Sequence[Path], ranks_per_node: int) -> Job:
 
 
 def job_of(calls: pl.DataFrame, steps: pl.DataFrame | None, ranks_per_node: int) -> Job:
-    """The job of the tables `calls` and `steps`; process groups lie as in `placed`.
-
-    Raises NotEnoughData where no row names a collective and a size.
-    """
+    """Groups lie as in `placed`; raises NotEnoughData without a collective and a size."""
     known, lacks = _known(calls, ranks_per_node)
     placed, mean_step = known, None
     if steps is not None:
@@ -184,7 +174,6 @@ def job_of(calls: pl.DataFrame, steps: pl.DataFrame | None, ranks_per_node: int)
 
 
 def _known(calls: pl.DataFrame, ranks_per_node: int) -> tuple[pl.DataFrame, dict[str, float]]:
-    """Calls of a known collective and size, with _KIND; and what is guessed."""
     known = with_bins(calls.drop_nulls("collective"))
     if known.is_empty():
         raise NotEnoughData(
@@ -227,7 +216,6 @@ class Gains:
     draws: Floats
     #: The best table's action: NCCL's own where no gain is sure.
     best: int
-    #: Of NCCL's own choice in the benchmark.
     default_us: float
     #: (E, A) share of its speed that each kind of compute loses during a call; NaN where not known.
     #: By ROWS beside products near this size, which count first; by PRICE.
@@ -244,10 +232,7 @@ class Measured:
         version: str | None = None,
         sm_price: float = 0.0,
     ) -> None:
-        """`version` is the job's NCCL; `sm_price`: share lost to a channel, where not measured.
-
-        Raises UnknownName and UserError for the system, NotEnoughData without a task.
-        """
+        """`version`: the job's NCCL. Raises UnknownName and UserError (system), NotEnoughData."""
         names = frame["system"].unique().sort().to_list()
         if system is None and len(names) > 1:
             raise UserError(f"{len(names)} systems; name one: --system {' or '.join(names)}")
@@ -294,7 +279,6 @@ class Measured:
         return f"{collective} on {nodes} x {ranks // nodes} was not measured"
 
     def _of_table(self, kinds: pl.DataFrame) -> list[Gains | str]:
-        """As `of`, for kinds of one collective and shape."""
         collective, nodes, per_node = key = kinds.select(_SHAPE).row(0)
         tasks = self._grid.tasks.with_row_index("row").sort("size_bytes", maintain_order=True)
         tasks = tasks.join(kinds.head(1), on=_SHAPE, how="semi", maintain_order="left")
@@ -354,10 +338,7 @@ class Measured:
         return Belief(prior, places, log_us, doubted(prior, places, log_us, variance, repeats))
 
     def _shown(self, table: _Table, grid: Grid) -> Floats | None:
-        """(D,) what left-out runs show of the gains that tables of the other runs claim.
-
-        Of configs all alike, luck's choice looks fastest. None for a single run.
-        """
+        """(D,) share of claimed gains, luck included, that left-out runs show; None for one run."""
         rows, at, actions = table
         times, runs_of = self._grid.samples, self._grid.runs
         cells = [(row, int(action)) for row in rows.tolist() for action in actions]

@@ -1,10 +1,8 @@
 """Metrics of choices: one row per (task, policy), and one per policy.
 
-Regrets are against the best measured config of all runs, which is biased low: the least of many
-noisy times. Cross-fitted ones stand beside, over tasks whose cells have independent runs enough.
-These are split in two at random: the smallest median of one half is the oracle, its time in the
-other half the reference. Regret may be negative. The interval is a bootstrap over runs, within each
-half, and over splits.
+Regrets are against the best measured config, which is biased low: the least of many noisy times.
+Cross-fitted ones split the runs of every cell in two: the smallest median of one half is the
+oracle, its time in the other half the reference. The interval is a bootstrap over runs and splits.
 """
 
 from collections.abc import Mapping
@@ -37,10 +35,7 @@ def result_rows(
     noise: pl.DataFrame,
     probes: Mapping[str, Actions] | None = None,
 ) -> pl.DataFrame:
-    """One row per (task, policy): chosen config, time, gain, regret, and what is behind them.
-
-    `task` is the row in the grid; `probes` are the calls that a search tried.
-    """
+    """One row per (task, policy); `task` is the row in the grid, `probes` a search's calls."""
     names = np.array([config.key for config in catalogue.configs])
     best = np.nanargmin(grid.times_us, axis=1)
     tasks = with_noise(grid.tasks.with_row_index("task"), noise)
@@ -73,8 +68,7 @@ def summarise(
     """Policy -> its summary over the tasks of some `result_rows` of a grid, in fractions.
 
     `mean`, `p95` and `max` are of regret; `ratio_to_default` and `channels` geometric means over
-    NCCL's own choice; `cross_fit` is null without `tasks_with_interval`; `slower_than_default` is
-    beyond the noise band (null: not known of all).
+    NCCL's own choice; `slower_than_default` is beyond the noise band (null: not known of all).
     """
     regret, ratio, band = pl.col("regret"), pl.col("ratio_to_default"), pl.col("noise_band")
     is_known = band.null_count() == 0
@@ -101,7 +95,6 @@ def summarise(
 
 
 def _channels(grid: TaskGrid, actions: Actions) -> npt.NDArray[np.float64]:
-    """(T,) NaN where not read back."""
     channels = np.full_like(grid.times_us, np.nan) if grid.channels is None else grid.channels
     return channels[np.arange(len(actions)), actions]
 
@@ -122,10 +115,7 @@ def fitted_rows(grid: TaskGrid, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.i
 def cross_fit(
     grid: TaskGrid, rows: npt.NDArray[np.int64], choices: Mapping[str, Actions]
 ) -> dict[str, dict[str, Any]]:
-    """Policy -> `crossfit` (mean regret), `gain_crossfit` and their 95 % intervals over `rows`.
-
-    `rows` are of `fitted_rows`, `choices` (T,) of the whole grid. All null without a row.
-    """
+    """Policy -> mean regret and gain over `fitted_rows`, 95 % intervals; null without a row."""
     if not len(rows):
         nothing = dict.fromkeys(("crossfit", "interval", "gain_crossfit", "gain_interval"))
         return {name: {**nothing} for name in choices}

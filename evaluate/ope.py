@@ -1,8 +1,5 @@
 """Off-policy evaluation: what a policy is worth by a sweep that drew its configs at random.
 
-Unlike scores of a report, for a policy that may take any config. Sweeps that draw (`strategy.kind`
-random or adaptive) write down the probability of each.
-
     DM      direct method: the mean of a reward model under the policy
     SNIPS   importance sampling: sum of w r over sum of w, w = policy / behaviour (Swaminathan and
             Joachims 2015); without the second sum draws without a time count as taking none
@@ -149,11 +146,7 @@ def deterministic(actions: Actions, num_actions: int) -> Float64Array:
 def logged_values(
     frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid, policies: Sequence[LearnedPolicy]
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """System -> policy -> estimates (`Estimate.to_json`), on the tasks where it acts.
-
-    With the `tasks` with draws, how many of them it `acts` on, and the `draws` of these. Only
-    systems with draws, and estimates of policies that act.
-    """
+    """System -> policy -> counts and estimates (`Estimate.to_json`), on tasks where it acts."""
     drawn = drawn_rows(frame, catalogue, grid)
     return {
         str(system): {policy.name: _value(rows, catalogue, grid, policy) for policy in policies}
@@ -183,10 +176,7 @@ def _value(
 
 
 def drawn_rows(frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid) -> pl.DataFrame:
-    """The timed draws of a strategy for tasks of a grid, with `task` and `action`.
-
-    NCCL's default is measured beside them and not drawn.
-    """
+    """The timed draws of a strategy, with `task` and `action`; NCCL's default is not drawn."""
     drawn = one_placement(quiet(comparable(frame))).filter(
         ~pl.col("is_default") & pl.col("behaviour_probability").is_not_null()
     )

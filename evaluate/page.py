@@ -37,7 +37,6 @@ _DARK: Final = "#111111"
 _WHITE: Final = (1.0, 1.0, 1.0, 1.0)
 _FILLS: Final = ("#cfe2f3", "#fce5cd", "#d9ead3", "#f4cccc", "#d9d2e9", "#fff2cc", "#d0e0e3")
 _OWN: Final = ("·", "#e6e6e6")
-#: More would not be legible.
 _MOST_ROWS: Final = 28
 #: Of a job's line; more calls are averaged over windows.
 _MAX_POINTS: Final = 600
@@ -120,11 +119,7 @@ def saved_text(mean: float, interval: Sequence[float] | None = None) -> str:
 
 
 def draw_map(drawn: pl.DataFrame, names: Sequence[str]) -> str:
-    """What is best at which size, and below it what each of `names` chooses, by family.
-
-    `drawn` are `metrics.result_rows` of one system. A cell has a letter for algorithm and protocol,
-    and the per cent saved; a dot for NCCL's own choice, or a best not faster beyond the noise.
-    """
+    """Best and chosen configs by size: a letter each, per cent saved; a dot within the noise."""
     shown = ("oracle", *names)
     families = drawn.filter(policy="oracle").group_by(FAMILY, maintain_order=True).len()
     most = max(1, _MOST_ROWS // len(shown))
@@ -181,11 +176,7 @@ def draw_map(drawn: pl.DataFrame, names: Sequence[str]) -> str:
 
 
 def draw_gains(drawn: pl.DataFrame, names: Sequence[str], simple: str) -> str:
-    """Time saved by octave of the size, the mean over families that have sizes there.
-
-    Lines for `names`, the baseline `simple` and the best measured config; a hatched bar for the
-    mean noise band, an asterisk for octaves with test tasks.
-    """
+    """Time saved by octave, mean over families; hatched: the noise band; asterisk: test tasks."""
     octave = pl.col("bin") // BINS_PER_OCTAVE
     means = pl.col("gain", "noise_band").mean()
     by_family = drawn.group_by("policy", *FAMILY, octave=octave).agg(means)
@@ -219,10 +210,7 @@ def draw_gains(drawn: pl.DataFrame, names: Sequence[str], simple: str) -> str:
 
 
 def draw_courses(courses: Mapping[str, pl.DataFrame]) -> str:
-    """Strips of measured time against NCCL's true time at the same calls, smoothed.
-
-    Grey is the slowdown by links and host; below each strip are alarms (|) and changes (+).
-    """
+    """Measured over NCCL's true time, in strips: grey is the slowdown, | an alarm, + a change."""
     figure = Figure(figsize=(9.6, 0.9 + 1.25 * len(courses)), layout="constrained")
     strips = figure.subplots(len(courses), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, (name, course) in zip(strips, courses.items(), strict=True):
@@ -257,11 +245,7 @@ def draw_courses(courses: Mapping[str, pl.DataFrame]) -> str:
 
 
 def _svg(figure: Figure) -> str:
-    """The figure as an SVG element; equal figures give equal text.
-
-    For light and dark pages: no white ground, and black takes the page's ink. What stands on a fill
-    of its own has to say _DARK.
-    """
+    """Equal figures give equal text; black takes the page's ink, so fills need _DARK."""
     figure.patch.set_visible(False)
     for axes in figure.axes:
         if axes.get_facecolor() == _WHITE:

@@ -56,10 +56,7 @@ class Report:
     data_hash: str
 
     def keep(self, run_id: str, tracking_uri: str) -> None:
-        """Copy page, figures and summary to `report/HASH` in a run's artifacts.
-
-        A later report of the same data replaces it. Raises UserError for a run not in the store.
-        """
+        """Copy to `report/HASH` in a run's artifacts; raises UserError for an unknown run."""
         run = tracking.reopen_run(tracking_uri, run_id)
         folder = self.page.parent
         with tempfile.TemporaryDirectory() as scratch:
@@ -78,9 +75,8 @@ def make_report(
 ) -> Report:
     """Score `policies` (name, policy directory) and the baselines on the test tasks of a data set.
 
-    Test tasks are those that no policy was trained or validated on; raises UserError where policies
-    differ in that, NotEnoughData when no task can be scored, and as the readers. `runs`: run ids by
-    policy name; `progress`: policies done, and all.
+    Raises UserError where policies differ in their training parts, NotEnoughData when no task can
+    be scored, and as the readers. `runs`: run ids by name; `progress`: policies done, and all.
     """
     learned = [(name, TorchPolicy.load(path)) for name, path in policies]
     names = [name for name, _ in policies]
@@ -217,11 +213,7 @@ def _scores(
 
 
 def facts_of(mine: pl.DataFrame) -> dict[str, Any]:
-    """Where a policy is faster than NCCL's own choice, and where slower, beyond the noise.
-
-    `mine`: its `result_rows` of one system. A size is faster if one of its group shapes is, and
-    none slower.
-    """
+    """Where a policy is faster, with no group shape slower, and where slower, beyond the noise."""
     # Slower: time / NCCL's own - 1 over the band. Faster: NCCL's own / time - 1 over it.
     least = pl.col("noise_band").fill_null(0.0)
     sizes = (
@@ -253,7 +245,6 @@ def facts_of(mine: pl.DataFrame) -> dict[str, Any]:
 
 
 def _ranges(sizes: pl.DataFrame, flag: str, amount: str) -> list[dict[str, Any]]:
-    """By collective, the size ranges with a flag, their `count` `of` all, and the most."""
     found = []
     for (collective,), part in sizes.group_by("collective", maintain_order=True):
         runs = groupby(part.select("size_bytes", flag).rows(), key=lambda row: row[1])
@@ -290,10 +281,7 @@ def verdict_of(name: str, scores: Mapping[str, Any], names: Sequence[str]) -> st
 
 
 def changes_of(drawn: pl.DataFrame, first: str, other: str) -> dict[str, Any]:
-    """What would change on a system if `other` were promoted in place of `first`.
-
-    `tasks` are rows where they differ; `saved` is a share of time.
-    """
+    """What would change on a system if `other` were promoted in place of `first`."""
     key = ["task", *TASK_COLUMNS, "split"]
     before = drawn.filter(policy=first).select(*key, before="chosen_config", us="chosen_us")
     after = drawn.filter(policy=other).select("task", after="chosen_config", then="chosen_us")

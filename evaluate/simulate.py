@@ -1,8 +1,8 @@
 """Whole simulated jobs: who plays them, how true communication times are compared, and a page.
 
-Policies play in a world with their own catalogue. Interference does not depend on actions
-(simulator/world.py): with one seed all players meet the same congestion at the same calls.
-Intervals are over seeds. N jobs, A actions of the player's own world.
+Interference does not depend on actions (simulator/world.py): with one seed all players meet the
+same congestion at the same calls. Intervals are over seeds. N jobs, A actions of the player's own
+world.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,6 @@ _WORTH_GAINING: Final = 0.03
 Actions = npt.NDArray[np.int64]
 MakeWatch = Callable[[], Watch]
 Progress = Callable[[int], None]
-#: (N,) actions by the jobs' state.
 Rule = Callable[[JobCalls], Actions]
 
 
@@ -78,16 +77,11 @@ class Ruled(Player):
 
 
 def _fastest(env: JobCalls) -> Actions:
-    """The smallest true time of the next call, without switching costs."""
     return np.asarray(np.nanargmin(env.jobs.oracle_us(), axis=1))
 
 
 class Learned(Player):
-    """A trained policy on live observations, as the leader's brain asks it.
-
-    A key is asked about again only when its last decision is in force (after that many calls of its
-    job). A policy's state lives as long as the job.
-    """
+    """As the leader's brain: asks again when a key's last decision is in force."""
 
     def __init__(self, policy: TorchPolicy, env: JobCalls) -> None:
         self._policy = policy
@@ -132,7 +126,6 @@ class Searching(Player):
         """With `alarmed`, Trigger alarms are passed on."""
         self._tuners = tuners
         self._alarmed = alarmed
-        #: (job, key) pairs with interference.
         self._disturbed: set[tuple[int, int]] = set()
 
     def act(self, observation: Mapping[str, Any], env: JobCalls) -> Actions:  # noqa: ARG002
@@ -162,7 +155,6 @@ class Setting:
     workload: Workload
     scenario: Scenario
     calls: int
-    #: At once, for each seed.
     jobs: int = 4
 
     def world(self, configs: Sequence[Config]) -> World:
@@ -179,11 +171,9 @@ class Contender:
     tables: Tables
     make: Callable[[JobCalls], Player]
     make_watch: MakeWatch | None = None
-    #: Observations cost time.
     observes: bool = False
     #: Whether decisions take effect at once: a table's, and the oracle's.
     at_once: bool = False
-    #: Whether it plays, or starts a search from, a trained policy.
     trained: bool = False
 
     def prepare(self, setting: Setting) -> tuple[JobCalls, Player]:
@@ -269,10 +259,7 @@ def search_spaces(world: World) -> dict[Key, SearchSpace]:
 
 
 def best_fixed(world: World, times_us: Floats) -> Actions:
-    """The config with the smallest total time; NCCL's choice where it is missing.
-
-    `times_us` (keys, A) are mean true times, NaN where there is none.
-    """
+    """The config of least total time by `times_us` (keys, A); NCCL's choice where it is missing."""
     calls = np.bincount(world.order, minlength=len(world.keys))[:, None]
     filled = np.where(np.isnan(times_us), times_us[:, :1], times_us)
     action = int((filled * calls).sum(axis=0).argmin())
@@ -308,7 +295,6 @@ class Totals:
     changes: npt.NDArray[np.int64]
     #: Calls that took over 1 % more than NCCL's choice would have.
     slower: npt.NDArray[np.int64]
-    #: Calls at which an alarm began.
     alarms: npt.NDArray[np.int64]
     #: The first job, call by call; `slowdown` is the worst of links and host. None: not kept.
     course: pl.DataFrame | None
@@ -397,17 +383,12 @@ class Estimate:
         return saved_text(-self.mean, None if self.low is None else (-high, -low))
 
 
-#: As JSON has them, but for Estimates.
 Comparison = dict[str, Any]
 Row = dict[str, Any]
 
 
 def make_row(name: str, totals: Sequence[Totals], default: Sequence[Totals], calls: int) -> Row:
-    """The metrics of a contender; `default` are the totals of NCCL's choice, by seed.
-
-    Times are true, changes included; `seconds` of one job's calls; `job_over_default` is of whole
-    jobs, compute included; in `regret`, against the fastest config, changes cost nothing.
-    """
+    """Times are true, changes included; in `regret`, against the fastest config, they are free."""
     all_calls = calls * sum(len(each.total_us) for each in totals)
 
     def share(what: Callable[[Totals], float]) -> float:
@@ -479,10 +460,7 @@ def simulate(
     seeds: Sequence[int],
     out: Path,
 ) -> Comparison:
-    """Simulate all rows and write the page; `policies` are directories by name.
-
-    Raises UserError for a system that cannot run the workload, and as `TorchPolicy.load`.
-    """
+    """Play all rows, write the page; raises UserError for a workload the system cannot run."""
     check_workload(setting.system, setting.workload)
     contenders = simple_contenders(setting)
     for name, folder in policies.items():
