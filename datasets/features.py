@@ -179,7 +179,7 @@ def feature_table(profiles: Sequence[str], *, costs: bool = False) -> list[dict[
 
 
 def window_table() -> list[dict[str, str]]:
-    """For a manifest."""
+    """The window's features in order, for a manifest."""
     return [{"name": f.name, "unit": f.unit, "meaning": f.meaning} for f in WINDOW_FEATURES]
 
 

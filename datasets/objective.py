@@ -321,7 +321,7 @@ def step_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us
 
 
 def sure_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us: Floats) -> Floats:
-    """(..., T, A) most that the step surely changes by; 0 for NCCL's own choice."""
+    """(..., T, A) most that the step surely changes by, of sure `times_us`; 0 for NCCL's own."""
     factors = np.ones(loss.shape[-1])
     factors[0] = OWN_LOSES
     most = step_change_us(times_us, factors * loss, kernel_us, EARLY * compute_us)

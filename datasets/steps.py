@@ -151,7 +151,7 @@ class Steps:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Of one observation's window, context and mask."""
+        """Shapes of one observation's window, context and mask."""
         window = (WINDOW_LENGTH, len(WINDOW_FEATURES))
         return [window, self.tasks.context.shape[1:], self.tasks.mask.shape[1:]]
 

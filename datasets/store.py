@@ -318,7 +318,7 @@ def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
 
 @cache
 def git_commit(folder: Path | None = None) -> str:
-    """As the process started; '+dirty' when changed, 'unknown' outside git."""
+    """Commit at the process's start; '+dirty' when changed, 'unknown' outside git."""
     root = folder or Path(dynamiccl.__file__).resolve().parent
     try:
         head = _git(root, "rev-parse", "HEAD")

@@ -235,7 +235,7 @@ class Belief:
         return best
 
     def draws(self, count: int, random: Generator) -> Floats:
-        """(count, S, A) of the gains."""
+        """(count, S, A) draws of the gains."""
         moved = random.standard_normal((count, len(self._moves))) @ self._moves
         own = np.sqrt(self._left) * random.standard_normal((count, len(self._left)))
         off = (moved + own[:, self._default] - own).reshape(count, *self._shape)

@@ -269,9 +269,9 @@ def _invalid_reasons(
         yield "NVLSTree needs more than one node"
 
 
-# The cost model (`src/graph/tuning.cc`): time = latency x plateau + bytes / (bandwidth x
-# correction). Both corrections are AllReduce's (`ncclTopoGetAlgoTime`, 2.19 to 2.30.7). NVLSTree's
-# (Blackwell, 2.29.2 on) depends on what is not logged: see the simulator.
+# The cost model: time = latency x plateau + bytes / (bandwidth x correction)
+# (`src/graph/tuning.cc`). Both corrections are AllReduce's (`ncclTopoGetAlgoTime`, 2.19 to 2.30.7).
+# NVLSTree's (Blackwell, 2.29.2 on) depends on what is not logged: see the simulator.
 
 #: `treeCorrectionFactor` by floor(log2(bytes / 64)).
 TREE_CORRECTION: Final[Mapping[Protocol, Sequence[float]]] = {

@@ -87,7 +87,7 @@ MAX_SCHEDULE_BYTES: Final = (
 
 
 class BlockState(IntEnum):
-    """A block in the report."""
+    """The state of a block in the report."""
 
     NOT_REACHED = 0
     #: The schedule asks for NCCL's own choice.

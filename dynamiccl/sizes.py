@@ -15,7 +15,7 @@ MAX_SIZE_BITS: Final = 62
 
 
 def size_bin(size_bytes: int) -> int:
-    """-1 for 0 and for absurd sizes.
+    """The bin of a message; -1 for 0 and for absurd sizes.
 
     >>> [size_bin(n) for n in (1, 2, 3, 4, 1 << 20, (1 << 20) - 16)]
     [0, 4, 6, 8, 80, 80]
@@ -50,7 +50,7 @@ def bin_first_byte(index: int) -> int:
 
 
 def size_label(size_bytes: int) -> str:
-    """With a binary unit.
+    """A byte count with a binary unit.
 
     >>> size_label(1 << 20), size_label(1472)
     ('1M', '1.44K')

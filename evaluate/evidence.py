@@ -48,7 +48,7 @@ Place = tuple[str, int, int]
 
 
 class Verdict(StrEnum):
-    """On a size bin."""
+    """The gate's verdict on a size bin."""
 
     ABSTAINS = "abstains"
     PASSED = "passed"
@@ -91,7 +91,7 @@ class Cell:
 
     @property
     def place(self) -> Place:
-        """Its support's."""
+        """The place of its support."""
         return self.system, self.num_nodes, self.num_ranks
 
     @property
@@ -210,11 +210,11 @@ class FreshRuns:
         return None if band is None else float(np.log1p(band))
 
     def band(self, support: Support, collective: str) -> float | None:
-        """Of the fresh runs; None if unknown."""
+        """The noise band of the fresh runs; None if unknown."""
         return self._bands.get((support.system, collective))
 
     def measured_bins(self, support: Support, collective: str) -> set[int]:
-        """Where NCCL's default was measured."""
+        """Size bins in which NCCL's default was measured."""
         return set(self._of(support, collective, action=ABSTAIN_ACTION)["bin"])
 
     def one_default(self, support: Support, collective: str, bins: Sequence[int]) -> bool:

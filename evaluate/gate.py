@@ -325,7 +325,7 @@ _LESS_NOISE: Final = (1.0 - 0.298) + (0.5 - 0.298)
 
 @dataclass(frozen=True, slots=True)
 class _ExpectedGain:
-    """Of a bin, beyond the noise band or above its allowed loss."""
+    """Expected gain of a bin, beyond the noise band or above its allowed loss."""
 
     cell: Cell
     support: Support

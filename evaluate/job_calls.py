@@ -57,8 +57,7 @@ class Job:
     #: (C rows) `kind`; `size_bytes`; `weight` in the mean rank; `time_us`, null where unknown;
     #: `exposed`, its share without compute beside; `compute_ratio`.
     calls: pl.DataFrame
-    #: Of the mean rank, with `count` and `ranks`; communication is `hidden_us` and `exposed_us`.
-    #: None without steps.
+    #: Of the mean rank, with `count` and `ranks`; None without steps.
     steps: dict[str, float] | None
     nccl_version: str | None
     sources: list[str]
@@ -102,7 +101,7 @@ class Job:
 
 
 def read_job(paths: Sequence[Path], ranks_per_node: int) -> Job:
-    """Of traces or `calls` tables; raises MissingPath, and as `job_of` and the readers."""
+    """The job of traces or `calls` tables; raises MissingPath, and as `job_of` and readers."""
     calls, steps, files, unread = list[pl.DataFrame](), list[pl.DataFrame](), [], []
     for path in paths:
         if not path.exists():
@@ -209,7 +208,7 @@ _FOLDS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """Of one kind of calls."""
+    """What is known of one kind of calls."""
 
     configs: tuple[Config, ...]
     #: (D, A) ln(NCCL's own time / a config's); NaN where not known.

@@ -22,7 +22,7 @@ INDEPENDENT: Final = "independent runs"
 OPTIMISTIC: Final = "optimistic oracle, no interval"
 #: Shown for scale, no rivals.
 SCALE: Final = ("nccl-default", "random", "oracle")
-#: Runs of a cell that can be split.
+#: Fewest runs of a cell that can be split in two.
 MIN_RUNS: Final = 3
 RESAMPLES: Final = 200
 _ENDS: Final = (0.025, 0.975)

@@ -28,12 +28,12 @@ from dynamiccl.evaluate.baselines import Actions, LearnedPolicy
 Float64Array = npt.NDArray[np.float64]
 #: Effective rows that a number needs: (sum w)^2 / sum w^2.
 MIN_EFFECTIVE: Final = 50.0
-#: Of a policy's probability, on what the behaviour never did.
+#: Share of a policy's probability on what the behaviour never did.
 MAX_UNCOVERED: Final = 0.001
 NO_OVERLAP: Final = "no overlap"
 NO_INTERVAL: Final = "no interval"
 CONFIDENCE: Final = 0.9
-#: In rows, of a neighbour's mean where a cell has few.
+#: Weight, in rows, of a neighbour's mean where a cell has few.
 _PRIOR_ROWS: Final = 0.5
 
 
@@ -77,7 +77,7 @@ class Estimate:
 def every_estimate(
     log: Log, policies: Sequence[Float64Array], behaviour: Float64Array, confidence: float
 ) -> list[dict[str, Estimate]]:
-    """By policy (T, A) and name, with a shared reward model; `behaviour` (T, A) logged."""
+    """Estimates by policy (T, A) and name, with a shared reward model; `behaviour` (T, A)."""
     model = _tabular_model(log, behaviour.shape)
     return [_estimates(log, policy, behaviour, model, confidence) for policy in policies]
 

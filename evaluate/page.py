@@ -43,12 +43,12 @@ _MAX_POINTS: Final = 600
 
 
 def render(name: str, told: Mapping[str, Any]) -> str:
-    """Of the template NAME.jinja."""
+    """The text of the template NAME.jinja."""
     return _environment(is_page=name.endswith(".html")).get_template(f"{name}.jinja").render(told)
 
 
 def say(name: str, sentence: str, told: object) -> str:
-    """A macro of the template NAME.words.jinja."""
+    """The text of a macro of the template NAME.words.jinja."""
     template = _environment(is_page=False).get_template(f"{name}.words.jinja")
     return str(getattr(template.module, sentence)(told)).strip()
 

@@ -284,7 +284,7 @@ def _mean_times_us(world: World) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of a player's N jobs, each (N,)."""
+    """Totals of a player's N jobs, each (N,)."""
 
     #: True, changes included.
     total_us: Floats
