@@ -1,7 +1,7 @@
 """The action catalogue: the config of each action index; one catalogue for all systems.
 
-Action 0 is ABSTAIN, NCCL's own choice. A config with an AUTO knob is an action of its own and is
-never merged with a resolved one: `Ring` with the protocol left to NCCL is not `Ring/LL128`.
+A config with an AUTO knob is an action of its own: `Ring` with the protocol left to NCCL is not
+`Ring/LL128`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class Catalogue:
         return len(self.configs)
 
     def index(self, config: Config) -> int:
-        """Action of a config; raises KeyError when the catalogue does not hold it."""
+        """Raises KeyError when the catalogue does not hold the config."""
         try:
             return self.configs.index(config)
         except ValueError as error:
@@ -42,17 +42,13 @@ class Catalogue:
 
     @classmethod
     def from_frame(cls, frame: pl.DataFrame) -> Self:
-        """A catalogue of every config requested in a measurements frame, in a stable order."""
+        """Every config requested in a measurements frame, in a stable order."""
         forced = frame.filter(~pl.col("is_default")).select(REQUESTED_COLUMNS).unique()
         configs = {config_of(row) for row in forced.iter_rows(named=True)} - {ABSTAIN}
         return cls((ABSTAIN, *sorted(configs, key=_order)))
 
     def actions(self, frame: pl.DataFrame) -> pl.Series:
-        """The action of each row; null where the catalogue does not hold the config.
-
-        A row that is not NCCL's default and names no knob (the choice of another tuner, which is
-        not known) has no action: it must not count as ABSTAIN.
-        """
+        """Null where the catalogue lacks the config, and for another tuner's unknown choice."""
         forced = [(*_values(c), i) for i, c in enumerate(self.configs) if c != ABSTAIN]
         types = {name: frame.schema[name] for name in REQUESTED_COLUMNS}
         known = pl.DataFrame(forced, schema={**types, "action": pl.Int64}, orient="row")
@@ -63,7 +59,7 @@ class Catalogue:
         return found.select(action=action).to_series()
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Plain data for a manifest; null = AUTO."""
+        """Null = AUTO."""
         return [
             {"action": i, "name": c.key, **dict(zip(REQUESTED_COLUMNS, _values(c), strict=True))}
             for i, c in enumerate(self.configs)
@@ -71,7 +67,7 @@ class Catalogue:
 
     @classmethod
     def from_json(cls, rows: Sequence[Mapping[str, Any]]) -> Self:
-        """Read what `to_json` wrote; raises DataError."""
+        """Raises DataError."""
         return cls(tuple(config_of(row) for row in rows))
 
 

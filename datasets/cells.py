@@ -1,20 +1,8 @@
-"""Tasks, cells and noise: the grouping that describe, reward and evaluate share; scored tasks.
+"""Tasks, cells, noise bands, and the scored tasks that training and evaluation share.
 
-The *noise band* of a collective on a system is what nine in ten of its configs repeat within: two
-measurements of one config differ by less, so a smaller difference between two says nothing.
-
-A *task* is what the job asked and where (schema.TASK_COLUMNS). A *cell* is a task and the config
-that was requested for it, in place or not; the default is the cell with `is_default`. A repeat is
-an independent measurement of one cell (REPEAT_COLUMNS); its time is the median over its repeats.
-
-A `TaskGrid` has tasks with the measured time of every action, against which choices are scored, on
-validation by training and on test by evaluation, so both mean the same by regret:
-
-    regret = time(chosen) / min over measured actions of time - 1
-
-Its times count in place and out of place as one. ABSTAIN is an action like the others: its time is
-that of NCCL's default. Interfered tasks are left out: a cold observation cannot see what disturbed
-them.
+A *task* is what the job asked and where (TASK_COLUMNS), a *cell* a task, in place or not, with the
+config requested for it, a *repeat* an independent measurement of a cell. Nine in ten configs of a
+collective on a system repeat within its *noise band*: smaller differences say nothing.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -33,18 +21,15 @@ from dynamiccl.drawn_worlds import Floats, Ints
 from dynamiccl.nccl import NcclVersion
 from dynamiccl.repeats import cells_of
 
-#: Columns that identify the requested config within a task.
 CONFIG_COLUMNS: Final = ("is_default", *REQUESTED_COLUMNS)
 PLACED_COLUMNS: Final = (*TASK_COLUMNS, "in_place")
 CELL_COLUMNS: Final = (*PLACED_COLUMNS, *CONFIG_COLUMNS)
-#: What makes two measurements of a cell independent. Sweeps name their runs alike, and a run counts
-#: the default's repeats from 0 twice: untouched, and under our plugin.
+#: Sweeps name their runs alike; a run counts the default's repeats once for each scope.
 REPEAT_COLUMNS: Final = ("sweep", "run", "repeat", "default_scope")
-#: With more repeats the spread is computed from this many quantiles: pairs grow quadratically.
+#: With more repeats, the spread is computed from this many quantiles: pairs grow quadratically.
 _MAX_PAIRED: Final = 256
-#: Columns of a group with its own noise band.
 NOISE_KEY: Final = ("system", "collective")
-#: Columns that show unhealthy GPUs if true or above 0; null (unknown) counts as healthy.
+#: True or above 0: unhealthy GPUs; null counts as healthy.
 UNWELL_COLUMNS: Final = ("throttled", "ecc_errors")
 _IS_TIMED: Final = (
     (pl.col("status") == Status.OK.value)
@@ -57,26 +42,21 @@ _IS_UNWELL: Final = pl.any_horizontal(
 _IS_ALONE: Final = (pl.col("interference_kind") == QUIET) & pl.col("num_comms").is_null()
 _IS_USABLE: Final = _IS_TIMED & ~_IS_UNWELL
 _IS_KNOWN: Final = pl.col("is_default") | pl.any_horizontal(pl.col(REQUESTED_COLUMNS).is_not_null())
-#: Minimum number of measured forced configs of a scored task.
 MIN_FORCED: Final = 2
 
 
 def usable(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows with a time of a successful collective on healthy GPUs.
-
-    Times affected by throttling or memory errors say nothing about a config: such a row stays on
-    disk, but is used in no reference, noise band, verdict or training.
-    """
+    """Rows with a time of a successful collective on healthy GPUs; no others are trained on."""
     return frame.filter(_IS_USABLE)
 
 
 def is_unwell(row: Mapping[str, Any]) -> bool:
-    """Whether `usable` leaves a row out because its GPUs were throttled or had memory errors."""
+    """Whether the row's GPUs were throttled or had memory errors."""
     return any(row.get(name) for name in UNWELL_COLUMNS)
 
 
 def left_out(frame: pl.DataFrame) -> dict[str, int]:
-    """How many rows with a time `usable` leaves out, by reason; a row may count under both."""
+    """How many timed rows `usable` leaves out, by reason; a row may count under both."""
     timed = frame.filter(_IS_TIMED)
     return {name: timed.filter(pl.col(name) > 0).height for name in UNWELL_COLUMNS}
 
@@ -96,17 +76,12 @@ def tuned(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def asking(calls: pl.DataFrame) -> pl.DataFrame:
-    """Calls of the table `calls` about which NCCL asks a tuner, of a known size, with its `bin`."""
+    """Calls about which NCCL asks a tuner, of a known size, with `bin`."""
     return tuned(with_bins(calls)).filter(pl.col("asks_tuner").fill_null(value=True))
 
 
 def placed(calls: pl.DataFrame, ranks_per_node: int) -> tuple[pl.DataFrame, int]:
-    """Calls of the table `calls` with `num_nodes`, and of how many it is a guess.
-
-    Where the trace does not tell it, a process group lies by `ranks_per_node`: as the trace names
-    its ranks, else with all ranks of each node. Null where a group would lie unevenly: such shapes
-    nobody measures.
-    """
+    """Calls with `num_nodes`, and of how many it is a guess: null where groups lie unevenly."""
     ranks, is_guessed = pl.col("num_ranks"), pl.col("num_nodes").is_null()
     named = pl.when(pl.col("group_ranks").list.len() > 0).then(pl.col("group_ranks"))
     node = named.list.eval(pl.element() // ranks_per_node)
@@ -120,7 +95,7 @@ def placed(calls: pl.DataFrame, ranks_per_node: int) -> tuple[pl.DataFrame, int]
 
 
 def quiet(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows measured without interference: a cold observation cannot show interference."""
+    """Rows measured without interference."""
     return frame.filter(_IS_ALONE)
 
 
@@ -130,11 +105,7 @@ def interfered(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def comparable(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows that may be used in a verdict on a forced config against NCCL's default.
-
-    Left out are rows from shared nodes and MIG instances (their times are not the machine's), and
-    the default measured under our plugin where the untouched one was measured as well.
-    """
+    """Rows for verdicts on the default: no shared nodes, no MIG, untouched default if measured."""
     return _one_default(
         frame.filter(
             pl.col("exclusive_node").fill_null(value=True) & ~pl.col("mig").fill_null(value=False)
@@ -143,7 +114,6 @@ def comparable(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _one_default(frame: pl.DataFrame) -> pl.DataFrame:
-    """Drop the default measured under our plugin, for tasks with a usable untouched one."""
     is_default = pl.col("is_default")
     untouched = pl.col("default_scope") == DefaultScope.UNTOUCHED.value
     known = (is_default & untouched & _IS_USABLE).any().over(PLACED_COLUMNS)
@@ -151,29 +121,26 @@ def _one_default(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def of_minor_release(frame: pl.DataFrame, version: str | None) -> pl.DataFrame:
-    """Rows measured under the minor release of a NCCL version; None: under one not known."""
+    """Rows measured under the minor release of `version`; None: under an unknown one."""
     wanted, minor = NcclVersion.minor_of(version), NcclVersion.minor_of
     same = [each for each in frame["nccl_version"].unique() if minor(each) == wanted]
     return frame.filter(pl.col("nccl_version").is_in(same, nulls_equal=True))
 
 
 def run_names(frame: pl.DataFrame) -> list[str]:
-    """`system/sweep/run` of every run that has rows, sorted."""
+    """`system/sweep/run` of every run, sorted."""
     names = frame.select(pl.concat_str(["system", "sweep", "run"], separator="/")).to_series()
     return [str(name) for name in names.unique().sort()]
 
 
 def independent(frame: pl.DataFrame) -> pl.DataFrame:
-    """Usable rows, one for each independent repeat of a cell.
-
-    Two rows of one repeat are one measurement printed twice and count once.
-    """
+    """Usable rows, one for each independent repeat: some are printed twice."""
     key = [*CELL_COLUMNS, *REPEAT_COLUMNS]
     return usable(frame).unique(key, keep="first", maintain_order=True)
 
 
 def beside_default(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows of placements in which NCCL's default was measured; all of tasks without any default."""
+    """Rows of placements with a measured default; all rows of tasks without any default."""
     default = (pl.col("is_default") & _IS_USABLE).any()
     return frame.filter(default.over(PLACED_COLUMNS) | ~default.over(TASK_COLUMNS))
 
@@ -181,17 +148,13 @@ def beside_default(frame: pl.DataFrame) -> pl.DataFrame:
 def one_placement(frame: pl.DataFrame) -> pl.DataFrame:
     """Independent repeats with times in place and out of place as one; `in_place` is null.
 
-    A time counts over that of NCCL's default in the same placement, so that a config that was timed
-    in one placement only, in some run or in all, is not judged by what placements differ by. A
-    repeat with both counts once, with the geometric mean: where none is missing it is that of the
-    two times. A placement without the default is left out (`beside_default`).
+    Relative to the default of each placement: configs timed in one only are judged fairly.
     """
     once = independent(beside_default(frame))
     log, offset = pl.col("time_us").log(), pl.col("_offset")
     own = once.filter("is_default").group_by(PLACED_COLUMNS).agg(_own=log.median())
     own = own.with_columns(_offset=pl.col("_own").mean().over(TASK_COLUMNS) - pl.col("_own"))
     repeat = [*TASK_COLUMNS, *CONFIG_COLUMNS, *REPEAT_COLUMNS]
-    # Of a single time it is 0, which changes no digit.
     exponent = (log + offset.fill_null(0.0)).mean().over(repeat) - log
     return (
         once.join(own, on=PLACED_COLUMNS, how="left", nulls_equal=True, maintain_order="left")
@@ -202,10 +165,7 @@ def one_placement(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def cell_times(frame: pl.DataFrame) -> pl.DataFrame:
-    """One row per cell: `time_us` (median over independent repeats), `repeats`, `spread`.
-
-    `spread` = by how much two repeats differ (`pair_spread`; null for a single one).
-    """
+    """One row per cell: median `time_us`, `repeats`, and `spread` (`pair_spread`)."""
     time = pl.col("time_us")
     return (
         independent(frame)
@@ -216,10 +176,7 @@ def cell_times(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def pair_spread(times_us: Sequence[float] | pl.Series) -> float | None:
-    """Relative difference of two repeats: median over all pairs of slower / faster - 1.
-
-    None for fewer than two repeats: their noise is not known. It does not grow with the number of
-    repeats, as the range would.
+    """Median over pairs of slower / faster - 1: a range would grow with repeats. None below two.
 
     >>> round(pair_spread([100.0, 102.0, 104.0]), 4)
     0.02
@@ -234,12 +191,8 @@ def pair_spread(times_us: Sequence[float] | pl.Series) -> float | None:
 
 
 def noise_bands(frame: pl.DataFrame) -> pl.DataFrame:
-    """By NOISE_KEY the `noise_band`, unitless: the 90th percentile of the cells' spread.
-
-    Absent is what has no repeated cell: its noise is not known.
-    """
+    """`noise_band` by NOISE_KEY: 90th percentile of the cells' spread."""
     return (
-        # The two kinds of default differ by more than noise.
         cell_times(_one_default(frame))
         .drop_nulls("spread")
         .group_by(NOISE_KEY, maintain_order=True)
@@ -253,34 +206,32 @@ class TaskGrid:
 
     #: (T rows) task, environment, `bin` and `split` columns.
     tasks: pl.DataFrame
-    #: (T, A) median time in us; NaN where the action was not measured.
+    #: (T, A) median us; NaN where not measured.
     times_us: npt.NDArray[np.float64]
-    #: (T, A) independent repeats behind each time.
     repeats: npt.NDArray[np.int64]
-    #: Tasks that are listed and not scored, with the reason in `unscored`.
+    #: Tasks that are not scored, with the reason in `unscored`.
     unscored: pl.DataFrame
-    #: (task, action) -> times in us of the independent repeats behind each measured time.
+    #: (task, action) -> us of each independent repeat.
     samples: Mapping[tuple[int, int], npt.NDArray[np.float64]]
-    #: The same keys -> the number of the run that each was measured in, where it is told.
+    #: The same keys -> number of the run of each repeat.
     runs: Mapping[tuple[int, int], npt.NDArray[np.int64]] = field(default_factory=dict)
-    #: (T, A) channels that were read back, of a config the most and of NCCL's own choice the
-    #: fewest, NaN where none were; None: not asked for.
+    #: (T, A) channels read back: the most of a config, the fewest of NCCL's own choice; else NaN.
     channels: npt.NDArray[np.float64] | None = None
 
     @property
     def mask(self) -> npt.NDArray[np.bool_]:
-        """(T, A) whether each action was measured."""
+        """(T, A) which were measured."""
         return ~np.isnan(self.times_us)
 
     @property
     def oracle_us(self) -> npt.NDArray[np.float64]:
-        """(T,) best measured time, us."""
+        """(T,) best measured us."""
         best: npt.NDArray[np.float64] = np.nanmin(self.times_us, axis=1)
         return best
 
     @property
     def default_us(self) -> npt.NDArray[np.float64]:
-        """(T,) measured time of NCCL's own choice, us."""
+        """(T,) us of NCCL's own choice."""
         return self.times_us[:, ABSTAIN_ACTION]
 
     def cells(
@@ -291,11 +242,9 @@ class TaskGrid:
         log2_sizes: Sequence[float],
         left_out: Sequence[int] = (),
     ) -> tuple[Ints, Floats, Floats, Floats, Ints]:
-        """What some tasks say of a table of sizes and actions, ascending by place.
+        """(n,) ascending places, ln us, variances, numbers of repeats, and tasks, of a table.
 
-        `rows` are the tasks and `at` the numbers of their sizes; runs that are `left_out` say
-        nothing. Returns (n,) places, size x actions + number of the action; ln us, its variance,
-        how many repeats; and the task.
+        `at` numbers the sizes of `rows`; place = size x actions + number.
         """
         count, row_of = len(actions), dict[int, int]()
         times = dict[Hashable, list[tuple[int, float]]]()
@@ -326,18 +275,17 @@ class TaskGrid:
         )
 
     def chosen_us(self, actions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """(T,) us of each chosen action; raises ValueError when one was not measured."""
+        """(T,) us; raises ValueError for an action that was not measured."""
         times = self.times_us[np.arange(len(actions)), actions]
         if np.isnan(times).any():
             raise ValueError("a policy chose an action that was not measured: its mask was ignored")
         return times
 
     def regret(self, actions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """(T,) regret of each chosen action: time / oracle - 1."""
+        """(T,) time / oracle - 1."""
         return self.chosen_us(actions) / self.oracle_us - 1.0
 
 
-#: What makes quiet rows part of no task, and what leaves such rows out.
 _LEFT_OUT: Final[Mapping[str, Callable[[pl.DataFrame], pl.DataFrame]]] = {
     "without a time of healthy GPUs": usable,
     "of collectives that no tuner is asked about": tuned,
@@ -349,7 +297,7 @@ _LEFT_OUT: Final[Mapping[str, Callable[[pl.DataFrame], pl.DataFrame]]] = {
 
 
 def rows_left_out(frame: pl.DataFrame) -> dict[str, int]:
-    """How many rows of a data set are in no task of `task_grid`, by its first reason."""
+    """How many rows are in no task of `task_grid`, by the first reason."""
     beside = interfered(frame)["interference_kind"].replace(QUIET, "other communicators")
     kinds = beside.value_counts().sort("count", "interference_kind", descending=True)
     counts = {f"beside {kind}": rows for kind, rows in kinds.rows()}
@@ -361,7 +309,7 @@ def rows_left_out(frame: pl.DataFrame) -> dict[str, int]:
 
 
 def task_grid(frame: pl.DataFrame, catalogue: Catalogue, splits: Sequence[Split]) -> TaskGrid:
-    """The scored tasks of some splits of a data set, in a stable order."""
+    """The scored tasks of some splits, in a stable order."""
     wanted = [split.value for split in splits]
     rows = with_split(comparable(quiet(tuned(frame))))
     rows = one_placement(rows.filter(pl.col("split").is_in(wanted)))

@@ -1,19 +1,10 @@
 """The observation of a policy: ordered features with units, cold and warm.
 
-Features of past calls are defined in `datasets/history.py`, all others here, each once;
-training, evaluation, export and tables use these definitions.
+It is a window (k = 8 calls x WINDOW_FEATURES), a context (one value a feature) and a mask (one flag
+an action). *Cold*, the window is padding and the history unknown, as for tables.
 
-NCCL logs latency and bandwidth of each (algorithm, protocol) once for a communicator; `collect`
-keeps them in the table `costs`. Of a size that makes a time (dynamiccl/nccl.py), and NCCL
-takes the cell of the least. A policy may see the times of all cells.
-
-An observation is three arrays: window (k = 8 calls x WINDOW_FEATURES), context (one value a
-feature) and mask (one flag an action). In a **cold** observation the window is all padding, and
-features of the history are marked unknown; static data are evaluated with cold observations, and
-tables are made from them.
-
-Shapes: N rows, K = WINDOW_LENGTH calls, W = len(WINDOW_FEATURES), F = features of the context,
-C = 21 cells of the cost table, row-major (7 algorithms, 3 protocols).
+Shapes: N rows, K = WINDOW_LENGTH calls, W = len(WINDOW_FEATURES), F = features of the context, C =
+21 cells of NCCL's cost table, row-major (7 algorithms, 3 protocols).
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +38,6 @@ from dynamiccl.nccl import (
     size_correction,
 )
 
-#: Kinds of NIC that are told apart; anything else is unknown.
 NIC_KINDS: Final = ("infiniband", "roce", "efa", "socket", "none")
 CPU_VENDORS: Final = ("intel", "amd", "arm")
 TUNED: Final = tuple(c for c in Collective if c.tunable)
@@ -85,8 +75,7 @@ def _each(
     return [(f, _equals(column, value)) for f, value in zip(features, values, strict=True)]
 
 
-#: Known from the workload, the system and the launch, the same for cold and warm: each feature, and
-#: what it is of a task's columns. Null is 0.
+#: The same cold and warm: each feature, and its value from a task's columns. Null becomes 0.
 _STATIC: Final = (
     (Feature("log2_size", "log2 B", "NCCL's nBytes"), _log2("size_bytes")),
     (
@@ -127,7 +116,7 @@ _STATIC: Final = (
     ),
 )
 
-#: Columns that they read besides those that identify a task: where it ran.
+#: Columns read besides TASK_COLUMNS: where it ran.
 ENVIRONMENT_COLUMNS: Final = tuple(
     name
     for name in dict.fromkeys(n for _, value in _STATIC for n in value.meta.root_names())
@@ -135,11 +124,8 @@ ENVIRONMENT_COLUMNS: Final = tuple(
 )
 STATIC_FEATURES: Final = tuple(feature for feature, _ in _STATIC)
 FEATURES: Final = (*STATIC_FEATURES, *HISTORY_FEATURES)
-#: Position of each feature in the context.
 CONTEXT_COLUMN: Final = positions(FEATURES)
-#: Where the history stands in the context.
 HISTORY_SLICE: Final = slice(len(STATIC_FEATURES), len(FEATURES))
-#: Columns that identify the communicators of a cost.
 COST_KEY: Final = (
     *("system", "nccl_version", "num_nodes", "ranks_per_node"),
     *("launch_profile", "collective"),
@@ -148,14 +134,11 @@ _COST_COLUMNS: Final = (
     *(*COST_KEY, "algorithm", "protocol"),
     *("latency_us", "bandwidth_gbytes_per_s"),
 )
-#: The columns of a table of costs.
 COST_TYPES: Final = pl.Schema({name: pl.Schema(COSTS)[name] for name in _COST_COLUMNS})
 NUM_CELLS: Final = NUM_ALGORITHMS * NUM_PROTOCOLS
-#: Channels of a communicator where rings between nodes become slower (nccl.plateau). The
-#: table of costs does not hold them; with 4 or 64 the step is two octaves off, at sizes where
-#: NCCL's rings run LL or LL128.
+#: Where rings between nodes become slower (nccl.plateau). The table of costs does not hold the
+#: channels; with 4 or 64 the step is two octaves off, where NCCL's rings run LL or LL128.
 _RING_CHANNELS: Final = 16
-#: The context's columns with costs, one a cell.
 COST_FEATURES: Final = tuple(
     Feature(
         f"log_cost:{algorithm.wire}/{protocol.wire}",
@@ -169,30 +152,27 @@ COST_FEATURES: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """N observations without their masks: `window` (N, K, W) and `context` (N, F + profiles)."""
+    """`window` (N, K, W) and `context` (N, F + profiles)."""
 
     window: Float32Array
     context: Float32Array
 
     @classmethod
     def cold(cls, context: Float32Array) -> Self:
-        """Observations without history: the window is all padding."""
+        """The window is all padding."""
         shape = (len(context), WINDOW_LENGTH, len(WINDOW_FEATURES))
         return cls(np.zeros(shape, dtype=np.float32), context)
 
 
 def set_sizes(context: Float32Array, log2_size: npt.NDArray[np.floating]) -> None:
-    """Set the size (N,) of each of N contexts (N, F) in place: a task key covers a bin of sizes."""
+    """Set the sizes (N,) of contexts (N, F) in place: a task key covers a bin of sizes."""
     context[:, CONTEXT_COLUMN["log2_size"]] = log2_size
     size, ranks = (context[:, CONTEXT_COLUMN[name]] for name in ("log2_size", "log2_ranks"))
     context[:, CONTEXT_COLUMN["log2_bytes_per_rank"]] = size - ranks
 
 
 def feature_table(profiles: Sequence[str], *, costs: bool = False) -> list[dict[str, str]]:
-    """The context's features in order, for a manifest.
-
-    Launch profiles come after all others, one a name, and then NCCL's costs where they are used.
-    """
+    """The context's features in order, for a manifest; launch profiles, then costs, come last."""
     extra = [Feature(f"profile:{name}", "0/1", "launch profile") for name in profiles]
     told = (*FEATURES, *extra, *(COST_FEATURES if costs else ()))
     return [{"name": f.name, "unit": f.unit, "meaning": f.meaning} for f in told]
@@ -206,14 +186,7 @@ def window_table() -> list[dict[str, str]]:
 def cold_observations(
     tasks: pl.DataFrame, profiles: Sequence[str], costs: pl.DataFrame | None = None
 ) -> Observations:
-    """Observations of tasks without history.
-
-    Args:
-        tasks: rows with the workload and environment columns of the schema, and `noise_band`
-            (unitless, of the training repeats; null = unknown).
-        profiles: the launch profiles that the policy knows, in its order.
-        costs: NCCL's cost model (datasets/features.py), for a policy that uses it.
-    """
+    """Observations without history; `profiles` in the policy's order, `noise_band` may be null."""
     unknown = set(tasks["collective"].unique()) - {c.wire for c in TUNED}
     if unknown:
         raise KeyError(f"collectives that no tuner is asked about: {sorted(unknown)}")
@@ -226,10 +199,9 @@ def cold_observations(
 
 
 def read_costs(data_dir: Path) -> pl.DataFrame:
-    """The costs of a data set, COST_TYPES, one row a cell; empty where NCCL's log was not kept.
+    """The costs of a data set, one row a cell; empty where NCCL's log was not kept.
 
-    Where a group logged several tables (another topology, say), none is taken: which was whose is
-    not known. What a log says comes before what a model does. Raises what `store.read` raises.
+    Cells with several values (another topology) are dropped. Logged costs replace modelled ones.
     """
     if not part_paths(data_dir, "costs"):
         return pl.DataFrame(schema=COST_TYPES)
@@ -244,7 +216,7 @@ def read_costs(data_dir: Path) -> pl.DataFrame:
 
 
 def log_costs(tasks: pl.DataFrame, costs: pl.DataFrame) -> npt.NDArray[np.float32]:
-    """(N, C) ln of NCCL's predicted time in us of each cell of each task; 0 as in COST_FEATURES."""
+    """(N, C) ln us that NCCL predicts for each cell; 0 as in COST_FEATURES."""
     if not tasks.height:
         return np.zeros((0, NUM_CELLS), dtype=np.float32)
     key = [*COST_KEY, "size_bytes"]
@@ -268,7 +240,6 @@ def _of_each(asked: pl.DataFrame, costs: pl.DataFrame) -> npt.NDArray[np.float32
 
 
 def _time_us(algorithm: Algorithm, protocol: Protocol, row: Mapping[str, Any]) -> float:
-    """NCCL's prediction, with its corrections of an AllReduce."""
     latency_us, bandwidth = row["latency_us"], row["bandwidth_gbytes_per_s"]
     size_bytes, nodes = row["size_bytes"], row["num_nodes"]
     if row["collective"] == Collective.AllReduce.wire:

@@ -1,12 +1,7 @@
-"""The history of a task key: its past calls, the features of them, and estimates of the network.
+"""The history of a task key: its past calls, their features, and estimates of the network.
 
-A feature of the past is defined once, as a function of `Past`, whose arrays are numpy's or torch's.
-`history_features` computes windows as they come, and `serve/brain_module.py` is exported with the
-policy. To add a feature, add it to `_WINDOW` or `_HISTORY`.
-
-EBB, BtlBw, RTprop and their product, the BDP, are those of BBR, in the terms of NetSenseML, section
-4.1, equations 1 and 2: over a window of calls for a policy, and as transfers come in for the
-gradient hook (`serve/ddp`).
+Add features to `_WINDOW` or `_HISTORY`; `Past` has numpy's arrays or torch's. EBB, BtlBw, RTprop
+and BDP are those of BBR, as in NetSenseML, section 4.1, equations 1 and 2.
 
 N windows, K = WINDOW_LENGTH calls, W = len(WINDOW_FEATURES), H = len(HISTORY_FEATURES).
 """
@@ -24,20 +19,19 @@ from dynamiccl.nccl import Algorithm, Protocol
 
 Float32Array = npt.NDArray[np.float32]
 
-#: Calls of the same task key that an observation looks back on.
 WINDOW_LENGTH: Final = 8
 #: Code of an unknown algorithm, protocol, interference or skew; unknown channels are 0.
 UNKNOWN: Final = -1
 MAX_INFLIGHT: Final = 8.0
-#: Window of BtlBw in transfers; BBR keeps its largest bandwidth for ten round trips.
+#: Transfers; BBR keeps its largest bandwidth for ten round trips.
 BTLBW_WINDOW: Final = 10
-#: Window of RTprop in transfers: after a change to a longer route the old minimum must expire.
+#: Transfers: after a change to a longer route the old minimum must expire.
 RTPROP_WINDOW: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One number that a policy sees: name, unit, meaning."""
+    """One number that a policy sees."""
 
     name: str
     unit: str
@@ -59,7 +53,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class CallColumns:
-    """Attributes of calls as arrays of one shape, numpy's or torch's; with codes for UNKNOWN."""
+    """Attributes of calls as arrays of one shape; unknown values as codes."""
 
     size_bytes: Any
     time_us: Any
@@ -73,17 +67,17 @@ class CallColumns:
         return len(self.time_us)
 
     def take(self, index: npt.NDArray[np.int64] | slice) -> Self:
-        """The calls at `index`, in its shape; views of a slice."""
+        """The calls at `index`; a slice gives views."""
         return type(self)(*(getattr(self, name)[index] for name in self.__slots__))
 
     def as_float64(self) -> Self:
-        """Numpy's, with times and skews as `Past` wants them."""
+        """Times and skews as `Past` wants them (numpy only)."""
         times = {name: getattr(self, name).astype(np.float64) for name in ("time_us", "skew_us")}
         return replace(self, **times)
 
     @classmethod
     def of(cls, calls: Sequence[Call]) -> Self:
-        """Columns of a sequence of calls, one row a call."""
+        """One row a call."""
         return cls(
             np.array([call.size_bytes for call in calls], dtype=np.int64),
             np.array([call.time_us for call in calls], dtype=np.float64),
@@ -100,27 +94,22 @@ def _or_unknown(value: float | None) -> float:
 
 
 def ebb_gbytes_per_s(size_bytes: Any, time_us: Any) -> Any:
-    """Effective bottleneck bandwidth of a transfer; numbers, or arrays of one shape."""
+    """Effective bottleneck bandwidth; numbers or arrays."""
     return size_bytes / (1000.0 * time_us)
 
 
 def bdp_bytes(btlbw_gbytes_per_s: Any, rtprop_us: Any) -> Any:
-    """Bandwidth-delay product: bytes in flight before a queue builds; numbers or arrays."""
+    """Bytes in flight before a queue builds; numbers or arrays."""
     return btlbw_gbytes_per_s * rtprop_us * 1000.0
 
 
 class Past:
-    """N right-aligned windows of K calls (N, K), in the arrays of numpy or torch (`xp`).
-
-    Times are float64. Where there is padding, what comes out is not looked at.
-    """
+    """N right-aligned windows of K calls (N, K), in arrays of `xp`; times are float64."""
 
     def __init__(self, xp: Any, calls: CallColumns, valid: Any) -> None:
-        """Take the library and the calls; where `valid` is false there is padding."""
         self.valid = valid
-        #: For what both have: log2, where, clip, ones_like, stack.
         self.xp = xp
-        # Padding gets harmless numbers, so that no logarithm is taken of 0.
+        # Harmless numbers, so that no logarithm is taken of 0.
         self.size_bytes = xp.where(valid, calls.size_bytes, 1000)
         self.time_us = xp.where(valid, calls.time_us, 1.0)
         self.gbytes_per_s = ebb_gbytes_per_s(self.size_bytes, self.time_us)
@@ -131,34 +120,33 @@ class Past:
         self.interference, self.skew_us = calls.interference, calls.skew_us
 
     def one_hot(self, code: Any, count: int) -> Any:
-        """(..., count) of codes (...); nothing but 0 for -1."""
+        """(..., count) of codes (...); all 0 for -1."""
         return code[..., None] == self.xp.arange(count)
 
     def before(self, values: Any) -> Any:
-        """For each call the value of the call before; its own value for the first of the window."""
+        """The value of the call before; the first of a window has its own."""
         earlier = self.xp.where(self.valid[:, :-1], values[:, :-1], values[:, 1:])
         return self.xp.concat([values[:, :1], earlier], 1)
 
     def last(self, values: Any) -> Any:
-        """The value of the last call of each window."""
+        """(N,) of each window's last call."""
         return values[:, -1]
 
     def largest(self, values: Any) -> Any:
-        """The largest value of each window."""
+        """(N,) of each window."""
         return self.xp.amax(self._in_window(values), 1)
 
     def smallest(self, values: Any) -> Any:
-        """The smallest value of each window."""
+        """(N,) of each window."""
         return self.xp.amin(self._in_window(values), 1)
 
     def _in_window(self, values: Any) -> Any:
-        """Values with padding replaced by the last value, which changes no extreme."""
         return self.xp.where(self.valid, values, values[:, -1:])
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Features that are computed together: one, (...) values, or several, (..., count)."""
+    """Features computed together: one, (...) values, or several, (..., count)."""
 
     features: tuple[Feature, ...]
     of: Callable[[Past], Any]
@@ -166,7 +154,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class HistoryColumns:
-    """All window features, W, and history features, H, in order."""
+    """All window and history features, in order."""
 
     window: tuple[Columns, ...]
     #: All zero where the window has no call.
@@ -174,22 +162,22 @@ class HistoryColumns:
 
     @cached_property
     def window_features(self) -> tuple[Feature, ...]:
-        """The W features of each call of the window."""
+        """W features of each call."""
         return tuple(feature for columns in self.window for feature in columns.features)
 
     @cached_property
     def history_features(self) -> tuple[Feature, ...]:
-        """The H features of the history."""
+        """H features."""
         return tuple(feature for columns in self.history for feature in columns.features)
 
 
 def positions(features: Sequence[Feature]) -> dict[str, int]:
-    """The position of each feature by its name."""
+    """Each feature's position."""
     return {feature.name: index for index, feature in enumerate(features)}
 
 
 def one_hot(prefix: str, names: Sequence[str], meaning: str) -> tuple[Feature, ...]:
-    """One flag feature for each name."""
+    """One flag for each name."""
     return tuple(Feature(f"{prefix}_{name}", "0/1", meaning) for name in names)
 
 
@@ -198,7 +186,6 @@ def _column(name: str, unit: str, meaning: str, of: Callable[[Past], Any]) -> Co
 
 
 def _of_last(columns: Columns) -> Columns:
-    """The same of the last call."""
     features = [Feature(f"last_{f.name}", f.unit, f.meaning) for f in columns.features]
     return Columns(tuple(features), lambda past: past.last(columns.of(past)))
 
@@ -228,7 +215,6 @@ def _network_sense(past: Past) -> Any:
     return xp.stack([xp.ones_like(ebb), *features], -1)
 
 
-#: The config of a call, as the window and the history hold it.
 _CONFIG_USED: Final = (
     Columns(
         one_hot("algorithm", [a.wire for a in Algorithm], "algorithm of the call"),
@@ -311,20 +297,14 @@ _HISTORY: Final = (
 
 HISTORY_COLUMNS: Final = HistoryColumns(_WINDOW, _HISTORY)
 WINDOW_FEATURES: Final = HISTORY_COLUMNS.window_features
-#: Known from history: all zero in a cold observation.
 HISTORY_FEATURES: Final = HISTORY_COLUMNS.history_features
-#: Position of each feature in a call of the window.
 WINDOW_COLUMN: Final = positions(WINDOW_FEATURES)
 
 
 def history_features(
     calls: CallColumns, valid: npt.NDArray[np.bool_], columns: HistoryColumns = HISTORY_COLUMNS
 ) -> tuple[Float32Array, Float32Array]:
-    """Windows (N, K, W) and history features (N, H) of N windows of K calls.
-
-    Calls are right-aligned, oldest first; where `valid` (N, K) is false there is padding, which
-    comes out as zeros.
-    """
+    """Windows (N, K, W) and history (N, H) of right-aligned calls; 0 where not `valid` (N, K)."""
     past = Past(np, calls.as_float64(), valid)
     window = feature_rows(columns.window, past, valid.shape)
     window[~valid] = 0.0
@@ -337,7 +317,7 @@ def history_features(
 
 
 def feature_rows(columns: Sequence[Columns], past: Past, shape: tuple[int, ...]) -> Float32Array:
-    """The features (..., count) of windows, or of their calls, of a shape."""
+    """(*shape, count) features of windows or calls."""
     widths = [len(each.features) for each in columns]
     rows = np.empty((*shape, sum(widths)), dtype=np.float32)
     for end, width, each in zip(np.cumsum(widths), widths, columns, strict=True):
@@ -346,24 +326,24 @@ def feature_rows(columns: Sequence[Columns], past: Past, shape: tuple[int, ...])
 
 
 class Windowed:
-    """The largest, smallest or median of the last `window` values."""
+    """A statistic of the last `window` values."""
 
     def __init__(self, of: Callable[[Iterable[float]], float], window: int) -> None:
         self._of = of
         self._values: deque[float] = deque(maxlen=window)
 
     def add(self, value: float) -> None:
-        """Append a value; the oldest of a full window is dropped."""
+        """Append a value; a full window drops its oldest."""
         self._values.append(value)
 
     @property
     def value(self) -> float | None:
-        """The current statistic; None before the first value."""
+        """None before the first value."""
         return self._of(self._values) if self._values else None
 
     @property
     def values(self) -> list[float]:
-        """The window, oldest first (for checkpoints)."""
+        """Oldest first, for checkpoints."""
         return list(self._values)
 
     @values.setter
@@ -383,7 +363,7 @@ class NetworkSense:
         self.rtprop = Windowed(min, rtprop_window)
 
     def add(self, size_bytes: float, time_us: float) -> None:
-        """Add a transfer of `size_bytes` bytes that took `time_us` > 0."""
+        """Add a transfer; `time_us` > 0."""
         ebb = ebb_gbytes_per_s(size_bytes, time_us)
         self.ebb_gbytes_per_s = ebb
         self.btlbw.add(ebb)

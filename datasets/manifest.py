@@ -1,13 +1,8 @@
 """The manifest of a policy: how to feed it, and where its decisions are valid.
 
-A policy directory holds `policy.pt` and `manifest.json`; training writes it. An artifact is a
-policy directory with `tables/` and `plugin.index` added by `dynamiccl-deploy export`. Every file
-beside the manifest is listed in it with its SHA-256, so that a changed or missing one is found; but
-for the index, which holds the manifest's own, the kill file and an A/B's verdict.
-
-Decisions are valid at its *supports*: systems, group shapes, and the size bins measured for each
-action. Decision tables act only near these bins, and only where NCCL's default was measured too. A
-policy that says how sure it is may be given shapes that nobody measured (`with_shape`).
+A policy directory has `policy.pt` and `manifest.json`; `dynamiccl-deploy export` adds `tables/` and
+`plugin.index`, which makes it an artifact. The manifest lists the SHA-256 of all other files,
+except the index (which holds the manifest's), the kill file and an A/B's verdict.
 """
 
 import json
@@ -40,35 +35,28 @@ from dynamiccl.nccl import NcclVersion
 FORMAT_VERSION: Final = 1
 MANIFEST_NAME: Final = "manifest.json"
 POLICY_NAME: Final = "policy.pt"
-#: Policy, feature code and cold questions in one module, for the plugin's mode `adaptive`. An older
-#: artifact has none, and serves its tables alone.
+#: Policy, features and cold questions, for mode `adaptive`; without it only tables are served.
 BRAIN_NAME: Final = "brain.pt"
-#: The Trigger beside a policy (train/trigger.py), where there is one; `brain.pt` holds it, too.
 TRIGGER_NAME: Final = "trigger.pt"
-#: Facts about the Trigger, in the folder of its training run.
 TRIGGER_FACTS_NAME: Final = "trigger.json"
-#: The gate's verdict on each size bin (evaluate/gate.py).
 GATE_NAME: Final = "gate.json"
-#: Index that the plugin reads (serve/artifact.py); written last.
+#: What the plugin reads (serve/artifact.py); written last.
 INDEX_NAME: Final = "plugin.index"
-#: Kill file: while it exists, jobs under the artifact use NCCL's own choice.
+#: While it exists, jobs use NCCL's own choice.
 KILL_NAME: Final = "kill"
 AB_NAME: Final = "ab.json"  # the verdict of the newest A/B in a job (serve/ab.py)
 _UNLISTED: Final = frozenset({MANIFEST_NAME, INDEX_NAME, KILL_NAME, AB_NAME})
-#: Where the policy directory lies inside a run's artifacts.
 POLICY_FOLDER: Final = "policy"
-#: Where `trigger.pt` lies inside the artifacts of a run of its own.
 TRIGGER_FOLDER: Final = "trigger"
 
-#: What a support and a task have in common.
 SHAPE_COLUMNS: Final = ("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version")
-#: Collective -> cell (`Ring/LL`) -> NCCL's latency in us and bandwidth in GB/s.
+#: Collective -> cell (`Ring/LL`) -> us of latency and GB/s.
 Costs = dict[str, dict[str, tuple[float, float]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A group shape with a known NCCL cost model, but without measurements."""
+    """A group shape without measurements, maybe with NCCL's costs."""
 
     system: str
     num_nodes: int
@@ -78,28 +66,26 @@ class Shape:
     costs: Costs | None
 
 
-#: Collective, nodes, ranks and size bin of a task.
+#: Collective, nodes, ranks and size bin.
 Place = tuple[str, int, int, int]
 
 
-#: Config ("" for NCCL's own) -> the share of its speed that compute loses while a call runs, the
-#: standard error of that, and the call's time beside compute over that of NCCL's own choice.
+#: Config ("" for NCCL's own) -> share of its speed that compute loses during a call, the standard
+#: error of that, and the call's time beside compute over that of NCCL's own choice.
 Losses = dict[str, tuple[float, float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class JobTask:
-    """A task as a job's trace has it, and what compute beside such calls was measured to lose."""
+    """A task in a job's trace, and what compute loses beside such calls."""
 
     place: Place
-    #: Of a call by NCCL's own choice: what it takes by itself, and by how much the slowest rank's
-    #: kernel, which waits for the others, takes longer.
+    #: Of NCCL's own choice alone, and how much longer the slowest rank's kernel waits.
     time_us: float
     skew_us: float
-    #: From a call's begin until compute waits for it: of equal parts of the calls, the least of
-    #: each, ascending.
+    #: From a call's begin until compute waits: the least of each part of the calls, ascending.
     compute_us: list[float]
-    #: Products, as `matmul 4096` -> what they lose.
+    #: Products, such as `matmul 4096` -> their losses.
     losses: dict[str, Losses]
 
 
@@ -107,22 +93,19 @@ class JobTask:
 class Slack:
     """What a call may lose, so that compute keeps multiprocessors that channels would hold."""
 
-    #: Share of the time of NCCL's own choice that a call may take longer.
+    #: By which share a call may be longer than NCCL's own choice.
     share: float
-    #: Calls that run beside compute.
     hidden: Literal["all"] | list[Place]
-    #: No answer of a table takes more channels; None: NCCL's own choice alone bounds them.
+    #: Bound of every answer; None: NCCL's own choice alone bounds it.
     max_channels: int | None
-    #: What the objective is the time of the step of, in place of a share for all: a call may take
-    #: longer by what compute surely gets back.
+    #: With tasks the objective is the job's step: a call may be longer by what compute gets back.
     job: list[JobTask] = field(default_factory=list)
-    #: Share of its speed that compute loses to a channel at most, for tasks without `losses`: they
-    #: are given fewer channels within `share` alone.
+    #: Most of its speed that compute loses to a channel, for tasks without `losses`.
     sm_price: float = 0.0
 
     @property
     def terms(self) -> str:
-        """It in words."""
+        """In words."""
         most = "" if self.max_channels is None else f", at most {self.max_channels} channels"
         if self.job:
             price = f" at up to {self.sm_price:.2%} a channel" if self.sm_price else ""
@@ -132,7 +115,7 @@ class Slack:
 
     @property
     def promise(self) -> str:
-        """What tables made with it promise, and what they do not."""
+        """What tables made with it promise, and what not."""
         if not self.hidden:
             return f"at most {self.max_channels} channels in every answer, where none is slower"
         longer = "as much longer as compute gets back" if self.job else f"{self.share:.1%} longer"
@@ -147,7 +130,7 @@ class Slack:
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """One system, group shape and launch profile that the policy was trained on."""
+    """A system, group shape and launch profile that the policy was trained on."""
 
     system: str
     num_nodes: int
@@ -157,30 +140,27 @@ class Support:
     nccl_version: str | None
     gpu: str | None
     simulated: bool
-    #: Environment columns of the schema, for the policy's features.
     environment: dict[str, Any]
     #: Collective -> action -> size bins in which it was measured, ascending.
     measured: dict[str, dict[str, list[int]]]
-    #: Collective -> noise band of its training repeats (unitless); absent = unknown.
+    #: Collective -> noise band (unitless); absent = unknown.
     noise_bands: dict[str, float]
-    #: The machines it was measured on (dynamiccl/libraries.py); empty where the data do not say.
+    #: Machines (dynamiccl/libraries.py); empty where the data do not say.
     fingerprints: list[str] = field(default_factory=list)
-    #: Largest number of channels that NCCL used; None: its log was never read back.
+    #: None: never read back.
     most_channels: int | None = None
-    #: As `measured`, the channels that NCCL used in each bin, null where none were read back. Where
-    #: repeats differ, the most of a config and the fewest of NCCL's own choice.
+    #: As `measured`: the most channels of a config, the fewest of NCCL's own; null: not read back.
     channels: dict[str, dict[str, list[int | None]]] = field(default_factory=dict)
-    #: NCCL's cost model, for a policy that uses it, else None.
     costs: Costs | None = None
-    #: Whether nothing was measured here: what stands in `measured` is of other shapes.
+    #: Nothing was measured here: `measured` is of other shapes.
     carried: bool = False
-    #: Collective -> action -> size bins in which it passed the gate; None: no gate was asked.
+    #: As `measured`, the size bins that passed the gate; None: no gate was asked.
     gated: dict[str, dict[str, list[int]]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What `manifest.json` holds."""
+    """The content of `manifest.json`."""
 
     recipe: str
     catalogue: list[dict[str, Any]]
@@ -198,28 +178,24 @@ class Manifest:
     dynamiccl_version: str
     schema_version: int
     created: str
-    #: Whether it says how sure it is of shapes that nobody measured (datasets/manifest.py).
     knows_shapes: bool
-    #: `system/sweep/run` of all that was trained, validated and tested on: not fresh to a gate.
+    #: `system/sweep/run` of all data used, tests too: not fresh to a gate.
     runs: list[str] = field(default_factory=list)
-    #: What tables are made with; None: a table's config is to be faster, call by call.
+    #: None: a table's config must be faster, call by call.
     slack: Slack | None = None
-    #: What of the data was for training and for validation; the rest is for test.
     parts: Splits = field(default_factory=Splits)
-    #: What `trigger.json` of its run says of the Trigger agent; None: there is none.
     trigger: dict[str, Any] | None = None
-    #: Shapes that nobody measured and whose costs by NCCL are known.
     other_shapes: list[Shape] = field(default_factory=list)
-    #: Relative path -> SHA-256 of every other file of the directory.
+    #: Relative path -> SHA-256 of every other file.
     files: dict[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
     def actions(self) -> Catalogue:
-        """The catalogue as configs."""
+        """The configs by action."""
         return Catalogue.from_json(self.catalogue)
 
     def noise_table(self) -> pl.DataFrame:
-        """Noise bands by `datasets.cells.NOISE_KEY`, as used in training."""
+        """Noise bands by NOISE_KEY, as used in training."""
         rows = [
             {"system": s.system, "collective": collective, "noise_band": band}
             for s in self.supports
@@ -229,7 +205,7 @@ class Manifest:
         return pl.DataFrame(rows, schema=types).unique(maintain_order=True)
 
     def cost_table(self) -> pl.DataFrame | None:
-        """NCCL's costs as `datasets.costs.read_costs` returns them; None if not used."""
+        """NCCL's costs as `datasets.features.read_costs` returns them; None if not used."""
         if all(support.costs is None for support in self.supports):
             return None
         shape = ("system", "nccl_version", "num_nodes", "ranks_per_node", "launch_profile")
@@ -243,7 +219,7 @@ class Manifest:
         return pl.DataFrame(rows, schema=COST_TYPES, orient="row").unique(maintain_order=True)
 
     def write(self, directory: Path) -> Self:
-        """Write it into `directory`, with hashes of all other files; returns what was written."""
+        """Write it, with hashes of all other files; returns what was written."""
         files = {name: file_sha256(directory / name) for name in _files_below(directory)}
         final = replace(self, files=files)
         text = json.dumps(asdict(final), indent=1) + "\n"
@@ -255,11 +231,9 @@ class Manifest:
     def read(cls, directory: Path) -> Self:
         """Read and verify a policy directory.
 
-        Raises:
-            MissingPath: there is no manifest.
-            CorruptFile: the manifest is not JSON or lacks a field.
-            SchemaMismatch: another format version wrote it.
-            ArtifactMismatch: a listed file is missing or differs, or an unlisted one is there.
+        Raises MissingPath; CorruptFile when it is not JSON or lacks a field; SchemaMismatch for
+        another format version; ArtifactMismatch when a listed file is missing or differs, or
+        another is there.
         """
         manifest = cls.read_unchecked(directory)
         manifest._check_files(directory)
@@ -267,7 +241,7 @@ class Manifest:
 
     @classmethod
     def read_unchecked(cls, directory: Path) -> Self:
-        """Read a manifest without looking at the files it lists; raises as `read` does."""
+        """As `read`, but without checking the listed files."""
         path = directory / MANIFEST_NAME
         if not path.is_file():
             raise MissingPath(
@@ -315,14 +289,13 @@ class Manifest:
 
 
 def _files_below(directory: Path) -> list[str]:
-    """The files that a manifest lists, sorted."""
     files = (path for path in directory.rglob("*") if path.is_file())
     names = (str(path.relative_to(directory)) for path in files)
     return sorted(name for name in names if name not in _UNLISTED)
 
 
 def find_policy_in(folder: Path) -> Path | None:
-    """The policy directory that `folder` is or, as a run's folder, contains; None if neither."""
+    """`folder` or, in a run's folder, its policy directory; None if neither."""
     for candidate in (folder, folder / POLICY_FOLDER):
         if (candidate / MANIFEST_NAME).is_file():
             return candidate
@@ -330,7 +303,7 @@ def find_policy_in(folder: Path) -> Path | None:
 
 
 def find_trigger_in(folder: Path) -> Path | None:
-    """The `trigger.pt` of a run or a policy, or None."""
+    """`trigger.pt` of a run or a policy."""
     for candidate in (folder, folder / TRIGGER_FOLDER, folder / POLICY_FOLDER):
         if (candidate / TRIGGER_NAME).is_file():
             return candidate / TRIGGER_NAME
@@ -343,10 +316,7 @@ def find_supports(
     noise: pl.DataFrame,
     costs: pl.DataFrame | None = None,
 ) -> list[Support]:
-    """Every (system, shape, launch profile, NCCL version) of a measurements frame.
-
-    `noise` holds `noise_band` by NOISE_KEY; `costs` as in `cold_observations`.
-    """
+    """One for each system, shape, launch profile and NCCL version of a measurements frame."""
     rows = tuned(quiet(usable(frame))).drop_nulls(["num_nodes", "ranks_per_node"])
     rows = rows.with_columns(catalogue.actions(rows)).drop_nulls("action")
     rows = with_split(rows).sort(SHAPE_COLUMNS)
@@ -391,7 +361,7 @@ def _support(
 
 
 def find_other_shapes(costs: pl.DataFrame | None, supports: Sequence[Support]) -> list[Shape]:
-    """Shapes of the supports' systems with logged NCCL costs, but without measurements."""
+    """Shapes of the supports' systems with NCCL's costs, but without measurements."""
     if costs is None:
         return []
     systems = {(s.system, s.launch_profile, s.nccl_version) for s in supports}
@@ -415,7 +385,6 @@ def _costs(key: dict[str, Any], costs: pl.DataFrame) -> Costs:
 
 
 def _fingerprints(part: pl.DataFrame, nccl_version: str | None) -> list[str]:
-    """The machine fingerprints of some rows; none for simulated rows."""
     if nccl_version is None:
         return []
     measured = part.filter(pl.col("source") != "simulator")["node_fingerprint"]
@@ -424,13 +393,10 @@ def _fingerprints(part: pl.DataFrame, nccl_version: str | None) -> list[str]:
 
 
 def with_shape(manifest: Manifest, num_nodes: int, ranks_per_node: int) -> Manifest:
-    """The manifest with one more support, of this shape, for each system and NCCL release.
+    """The manifest with a support of this shape added for each system and NCCL release.
 
-    NCCL's own costs of it help where they are known: NCCL logged them, or a model of the machine
-    said so. Of the configs, those that leave channels and chunks to NCCL.
-
-    Raises UserError for a shape that was measured, for a policy that passed a gate (whose evidence
-    is of the measured shapes) and for one that does not say how sure it is of a new shape.
+    Channels and chunks are left to NCCL. Raises UserError for a measured shape, a gated policy (its
+    evidence is of measured shapes), and one that does not know how sure it is of new shapes.
     """
     asked = f"{num_nodes}x{ranks_per_node}"
     if not manifest.knows_shapes:

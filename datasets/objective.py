@@ -1,12 +1,9 @@
-"""By what terms tables shorten the step: with slack, or by what compute loses to a job's calls.
+"""The terms by which tables shorten a job's step: slack, or what compute loses to its calls.
 
-A channel holds a multiprocessor (one CTA each: NCCL 2.30.7 `enqueue.cc:1756`), so what is fastest
-alone need not make the shortest step (Lagom, arXiv 2602.20656). The calls of a job are those of its
-traces (`calls`), the losses those of a sweep beside matrix products (`compute_loss_us`): where no
-row beside products lies within an octave of a task, nothing is said of it.
+A channel holds a multiprocessor (one CTA each: NCCL 2.30.7 `enqueue.cc:1756`), so the fastest call
+alone need not make the shortest step (Lagom, arXiv 2602.20656).
 
-T tasks, E kinds of products, A configs, of which the first is NCCL's own choice. Times are of one
-call, in us.
+T tasks, E kinds of products, A configs, NCCL's own choice first. Times are us of one call.
 """
 
 import re
@@ -37,7 +34,6 @@ from dynamiccl.errors import NotEnoughData, UnknownName, UserError
 from dynamiccl.nccl import Config, NcclVersion
 from dynamiccl.sizes import BINS_PER_OCTAVE, size_bin
 
-#: Whose time tables shorten, and by how much a call may be slower for it.
 Objective = Annotated[str, typer.Option(metavar="call|job", help="Whose time: the step's is job.")]
 SlackShare = Annotated[str | None, typer.Option("--slack", help="Loss for fewer channels: 5%.")]
 Hidden = Annotated[str | None, typer.Option(metavar="all|DATA", help="Calls beside compute.")]
@@ -48,18 +44,17 @@ _SHAPE: Final = ("num_nodes", "num_ranks")
 _PLACE: Final = ("collective", *_SHAPE, "bin")
 #: Collective, nodes and ranks.
 _Shape = tuple[str, int, int]
-#: Parts of a task's calls, by how long the compute beside them goes on.
+#: Parts of a task's calls, by how long compute beside them lasts.
 _PARTS: Final = 10
-#: Whose time a table is to shorten: of each call, or of the job's step.
 OBJECTIVES: Final = ("call", "job")
 
 
-#: Of what compute was measured to lose to NCCL's own choice, what the job's surely does; to another
-#: config it may lose all of it (benchmarks/bench_job_time.py, on other sweeps than it judges by).
+#: The share of the measured loss to NCCL's own choice that the job surely has; another config may
+#: cost all of it (benchmarks/bench_job_time.py, on other sweeps than it judges by).
 OWN_LOSES: Final = 0.7
-#: Of the compute beside a call, the share that hides it in every iteration.
+#: Share of the compute beside a call that hides it in every iteration.
 EARLY: Final = 0.8
-#: A call is never let take more than so many times as long.
+#: A call may take at most this many times as long.
 _MOST_LONGER: Final = 2.0
 _HALVINGS: Final = 20
 
@@ -72,13 +67,12 @@ def slack_of(
     objective: str,
     sm_price: float = 0.0,
 ) -> tuple[Slack | None, list[str]]:
-    """The terms that a command's options ask for, else the policy's own; and what to say of calls.
+    """The terms that a command's options ask for, else the policy's own; and notes on the calls.
 
-    `share` as 5% or 0.05; `hidden` is `all` or a data directory with a job's calls, and for
-    `objective` job with rows beside matrix products; `sm_price`: percent that compute loses to a
-    channel at most, where that was not measured. Raises UserError for options that lack something
-    or contradict a gate, NotEnoughData where no channels were read back or no task's step time is
-    known, and as `read_calls`.
+    `share` as 5% or 0.05; `hidden`: `all` or a data directory with a job's calls and, for `job`,
+    rows beside matrix products. Raises UserError for options that lack something or contradict a
+    gate, NotEnoughData without read-back channels or a task with a known step time, and as
+    `read_calls`.
     """
     if objective not in OBJECTIVES:
         raise UnknownName("objective", objective, OBJECTIVES, where="--objective")
@@ -112,7 +106,6 @@ def slack_of(
 
 
 def _check_terms(share: str | None, hidden: str | None, objective: str, sm_price: float) -> float:
-    """The slack as a share; raises UserError where options lack each other."""
     if sm_price and objective != "job":
         raise UserError(f"--sm-price {sm_price:g} is of the step's time: add --objective job")
     if objective == "job":
@@ -137,9 +130,8 @@ def _check_terms(share: str | None, hidden: str | None, objective: str, sm_price
 def with_nodes(calls: pl.DataFrame, manifest: Manifest) -> tuple[pl.DataFrame, list[str]]:
     """The calls that a table may be asked about, with `bin`, `num_nodes` and `time_us`; notes.
 
-    Nodes that a trace does not tell are as large as the largest measured ones (`placed`); of ranks
-    without names it is not known (null) where several measured shapes have so many. Of ranks that
-    differ the least times are known, of calls as of what is exposed of them.
+    Untold `num_nodes`: by `placed` with the largest measured nodes; null for unnamed ranks whose
+    number several measured shapes have. `time_us`: where ranks differ, the least.
     """
     shapes = {(s.num_nodes, s.num_ranks) for s in manifest.supports}
     per_node = max((ranks // nodes for nodes, ranks in shapes), default=1)
@@ -160,7 +152,7 @@ def with_nodes(calls: pl.DataFrame, manifest: Manifest) -> tuple[pl.DataFrame, l
 
 
 def placed_calls(calls: pl.DataFrame, manifest: Manifest) -> tuple[pl.DataFrame, list[str]]:
-    """Of `with_nodes` those of the measured shapes."""
+    """As `with_nodes`, of measured shapes only."""
     found, notes = with_nodes(calls, manifest)
     shapes = {(s.num_nodes, s.num_ranks) for s in manifest.supports}
     measured = pl.DataFrame([*shapes], found.select(_SHAPE).schema, orient="row")
@@ -170,7 +162,7 @@ def placed_calls(calls: pl.DataFrame, manifest: Manifest) -> tuple[pl.DataFrame,
 def hidden_tasks(
     calls: pl.DataFrame, manifest: Manifest, share: float
 ) -> tuple[list[Place], list[str]]:
-    """Tasks of whose calls' time at most the share is exposed, and what to say of the others."""
+    """Tasks with at most `share` of their time exposed, and notes on the others."""
     asked, notes = placed_calls(calls, manifest)
     is_known = pl.all_horizontal(pl.col("exposed_us", "time_us").is_not_null()).all()
     tasks = asked.group_by(_PLACE).agg(
@@ -190,17 +182,13 @@ def hidden_tasks(
 def job_tasks(
     calls: pl.DataFrame, measurements: pl.DataFrame, manifest: Manifest, *, is_priced: bool
 ) -> tuple[list[JobTask], list[str]]:
-    """The tasks whose step time can be told, and what to say of the others.
-
-    Where a channel `is_priced`, those without a row beside products have no `losses`. Raises
-    UserError where policy or calls are of several systems, and NotEnoughData where no task is left.
-    """
+    """Tasks of known step time, and notes; raises UserError (several systems), NotEnoughData."""
     names = {s.system for s in manifest.supports}
     for what, systems in (("the policy is", names), ("the calls are", set(calls["system"]))):
         if len(systems) > 1:
             told = ", ".join(sorted(systems))
             raise UserError(f"{what} of several systems ({told}), and a job's step is of one")
-    # As tables are made for the newest release that was measured.
+    # Tables are made for the newest measured release.
     held = [s.nccl_version for s in manifest.supports if s.nccl_version]
     newest = max(held, default=None, key=NcclVersion.parse)
     rows = of_minor_release(measurements.filter(pl.col("system").is_in(names)), newest)
@@ -242,15 +230,12 @@ def job_tasks(
 
 
 def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Losses]]]:
-    """Collective, nodes and ranks -> size bin -> products -> what each config costs compute.
-
-    By rows beside products in the default environment; those of NCCL's own choice must be there.
-    """
+    """Collective, nodes and ranks -> size bin -> products -> losses, in the default environment."""
     rows = comparable(independent(tuned(measurements))).drop_nulls("compute_loss_us")
     rows = rows.filter(launch_profile=DEFAULT_PROFILE)
-    # Of the kernel's own time: whatever the size, a channel holds its multiprocessor so long.
+    # A channel holds its multiprocessor as long as the kernel runs, whatever the size.
     share = pl.col("compute_loss_us") / pl.col("time_us")
-    # Rates alone that differ before and behind the calls say how far off the loss may be.
+    # Rates that differ before and behind the calls say how far off the loss may be.
     drift = pl.col("compute_aa_difference") * pl.col("compute_period_us") / pl.col("time_us")
     spread = pl.max_horizontal(share.std(), drift.abs().mean())
     keys = (
@@ -260,7 +245,7 @@ def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Lo
     told = rows.group_by(*keys, *CONFIG_COLUMNS, maintain_order=True).agg(
         pl.col("time_us").median(),
         share=share.mean(),
-        # Of a single row without drift the error is not known: as large as what it says.
+        # The error of a single row without drift is unknown: as large as the loss.
         error=(spread / pl.len().sqrt()).fill_null(share.mean().abs()),
     )
     own = told.filter("is_default").select(*keys, own_us="time_us")
@@ -275,7 +260,7 @@ def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Lo
 
 
 def near(by_bin: dict[int, dict[str, Losses]], index: int) -> dict[str, Losses]:
-    """Of each kind of products the losses of its nearest size bin within an octave."""
+    """For each kind of products, the losses of the nearest size bin within an octave."""
     within = [other for other in by_bin if abs(other - index) <= BINS_PER_OCTAVE]
     found: dict[str, Losses] = {}
     for other in sorted(within, key=lambda other: abs(other - index)):
@@ -284,10 +269,9 @@ def near(by_bin: dict[int, dict[str, Losses]], index: int) -> dict[str, Losses]:
 
 
 def losses_at(losses: dict[str, Losses], configs: Sequence[Config]) -> tuple[Floats, Floats]:
-    """(E, A) shares that compute surely loses at most, and times over NCCL's own, by products.
+    """(E, A) largest shares that compute surely loses, and times over NCCL's own; else NaN.
 
-    The first of the configs is NCCL's own choice, which surely costs a standard error less than
-    what was measured; others cost one more. NaN where a config was not measured.
+    NCCL's own choice (first) surely costs a standard error less than measured, others one more.
     """
     told = np.full((3, len(losses), len(configs)), np.nan)
     for row, by_config in enumerate(losses.values()):
@@ -299,7 +283,7 @@ def losses_at(losses: dict[str, Losses], configs: Sequence[Config]) -> tuple[Flo
 
 
 def priced(channels: Floats, price: float) -> tuple[Floats, Floats]:
-    """As `losses_at`, (2, A): where each of so many channels costs nothing, and where `price`."""
+    """As `losses_at`, (2, A): for channels that cost nothing, and that cost `price`."""
     shares = np.clip(np.multiply.outer([0.0, price], channels), 0.0, 0.9)
     return shares, np.ones(shares.shape)
 
@@ -307,11 +291,10 @@ def priced(channels: Floats, price: float) -> tuple[Floats, Floats]:
 def fewest_within(
     times_us: Floats, channels: npt.NDArray[np.number], slack: float | Floats
 ) -> Ints:
-    """(T,) of the configs within the slack of the fastest, the one with the fewest channels.
+    """(T,) the config with the fewest channels within the slack of the fastest.
 
-    `times_us` (T, A) of calls alone, NaN where a config may not be chosen; `channels` (T, A) that
-    ran, never above NCCL's own (2.31 only lowers them). `slack` is a share of the fastest's time,
-    (T, 1) where tasks differ: 0 where the GPU waits for the call. ValueError without NCCL's time.
+    `times_us` (T, A) alone, NaN where not allowed; `channels` (T, A), never above NCCL's own (2.31
+    only lowers them); `slack` a share, or (T, 1). Raises ValueError without NCCL's time.
     """
     if np.isnan(times_us[:, 0]).any():
         raise ValueError("NCCL's own choice has no time: measure it, too, or leave the task out")
@@ -326,10 +309,9 @@ def fewest_within(
 def step_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us: Floats) -> Floats:
     """(..., T, A) change of the step by each config of a call.
 
-    `times_us` and `loss` (..., T, A), the share of its speed that compute loses while the kernel is
-    on the GPU, are measured beside compute. A job's trace tells of NCCL's choice `kernel_us` (T,),
-    with waits for other ranks, and `compute_us` (T,), from its start to the end of the compute
-    beside it, 0 without any, which its own choice slows already: only differences count.
+    `times_us` and `loss` (..., T, A) are measured beside compute. From a job's trace of NCCL's
+    choice come `kernel_us` (T,), waits included, and `compute_us` (T,), from the kernel's start to
+    the end of the compute beside it, which that choice slows already.
     """
     kernel, compute = kernel_us[..., None], compute_us[..., None]
     work = compute - np.minimum(kernel, compute) * loss[..., :1]
@@ -339,11 +321,7 @@ def step_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us
 
 
 def sure_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us: Floats) -> Floats:
-    """(..., T, A) the most that the step surely changes by; as `step_change_us`, NCCL's own 0.
-
-    `times_us` are what calls surely take at most. The job's compute loses another share than what
-    was measured, and does not hide a call as long in every iteration.
-    """
+    """(..., T, A) most that the step surely changes by, of sure `times_us`; 0 for NCCL's own."""
     factors = np.ones(loss.shape[-1])
     factors[0] = OWN_LOSES
     most = step_change_us(times_us, factors * loss, kernel_us, EARLY * compute_us)
@@ -354,13 +332,12 @@ def sure_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us
 def change_of_task_us(longer: Floats, loss: Floats, task: JobTask) -> Floats:
     """(A,) `sure_change_us` of a job's mean call that takes `longer` (E, A) times NCCL's own time.
 
-    The most by any of the E kinds of compute whose `loss` (E, A) is known, and for the rank whose
-    kernel waits as for the one for which the others wait; NaN where none is known.
+    The most over E kinds of compute, and over ranks that wait or do not; NaN without a known loss.
     """
     times, compute_us = task.time_us * longer, np.array(task.compute_us)[:, None]
     times[:, 0] = task.time_us
     changes = [
-        # Compute goes on so many times as long as a kernel, whatever that waits for.
+        # Compute beside a kernel lasts in proportion to it, waits included.
         sure_change_us(times, loss, np.array(each * task.time_us), each * compute_us).mean(axis=0)
         for each in (1.0, 1.0 + task.skew_us / task.time_us)
     ]
@@ -368,10 +345,7 @@ def change_of_task_us(longer: Floats, loss: Floats, task: JobTask) -> Floats:
 
 
 def may_take(loss: Floats, task: JobTask) -> Floats:
-    """(A,) times NCCL's own time, up to which the step is surely no longer by a task; from 1 on.
-
-    A bisection, since the change rises with the time.
-    """
+    """(A,) times NCCL's own time, from 1 on, up to which the step is surely no longer."""
     low, high = np.ones(loss.shape[1]), np.full(loss.shape[1], _MOST_LONGER)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

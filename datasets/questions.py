@@ -1,9 +1,8 @@
 """The queries from which a decision table is made: a cold observation per (collective, bin).
 
-A table acts only where the data set measured both the config and NCCL's default within one octave,
-and, once a gate was passed, only with what passed there; everywhere else NCCL's own choice stands.
-It asks for no more channels than NCCL was seen to use: NVLS over several nodes, CollNet and, from
-2.29 on, AllGatherV take a number as it is, and index by it (2.29.7 `allgatherv_sched.cc:65`).
+Tables act only near measured bins and, after a gate, with what passed. They never ask for more
+channels than NCCL was seen to use: NVLS over several nodes, CollNet and, from 2.29 on, AllGatherV
+take a number as it is, and index by it (2.29.7 `allgatherv_sched.cc:65`).
 """
 
 from bisect import bisect_left, bisect_right
@@ -31,14 +30,13 @@ from dynamiccl.drawn_worlds import Floats, Ints
 from dynamiccl.nccl import Collective, NcclVersion, invalid_reason
 from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes
 
-#: Configs measured at most this many bins away may be chosen.
 REACH_BINS: Final = BINS_PER_OCTAVE
 #: From this release on jobs leave the channels of an AllGather alone (serve/plugin/table.h).
 ALLGATHER_DROPS_CHANNELS: Final = NcclVersion(2, 29)
 
 
 def table_supports(manifest: Manifest) -> list[Support]:
-    """The supports that get a table: untouched environment, newest NCCL of each shape."""
+    """Supports that get a table: untouched environment, newest NCCL of each shape."""
     newest: dict[tuple[str, int, int], Support] = {}
     for support in manifest.supports:
         if support.launch_profile != DEFAULT_PROFILE:
@@ -59,10 +57,9 @@ class ChannelRule:
     hidden: npt.NDArray[np.bool_]
     #: (N, A) `read_back_channels`.
     channels: npt.NDArray[np.float64]
-    #: (N,) ln of a gain that a policy without spreads has to see; NaN: the noise is not known.
+    #: (N,) ln gain that a policy without spreads must see; NaN: noise unknown.
     margin: npt.NDArray[np.float64]
-    #: Of N what a job's trace tells of the task, where the step's time is the objective, and its
-    #: `losses_at`.
+    #: Row -> a job's task and its `losses_at`.
     tasks: dict[int, tuple[JobTask, Floats, Floats]]
 
     @classmethod
@@ -73,7 +70,7 @@ class ChannelRule:
         channels: npt.NDArray[np.float64],
         noise_bands: Sequence[float | None],
     ) -> Self:
-        """The rule for questions about N places, and the noise at each."""
+        """The rule for N places with these noise bands."""
         slack = manifest.slack
         hidden = () if slack is None else places if slack.hidden == "all" else slack.hidden
         told, noise = set(hidden), np.array(noise_bands, dtype=np.float64)
@@ -91,14 +88,11 @@ class ChannelRule:
 
     @property
     def shares(self) -> npt.NDArray[np.float64]:
-        """(N, A) of its time that an answer with fewer channels may lose: of an exposed call none.
-
-        Where the step's time is the objective, as much as the compute beside it gets back.
-        """
+        """(N, A) of its time that an answer with fewer channels may lose; 0 for an exposed call."""
         share = 0.0 if self.slack is None else self.slack.share
         shares = np.where(self.hidden[:, None], share, np.zeros(self.channels.shape))
         for row, (task, lost, _) in self.tasks.items():
-            # Without measured losses the slack is all that a call may lose.
+            # Without measured losses the slack bounds it.
             most = np.inf if task.losses else share
             shares[row] = np.minimum(may_take(lost, task) - 1.0, most)
         return shares
@@ -106,18 +100,14 @@ class ChannelRule:
     def least_change(
         self, surely: npt.NDArray[np.float64], within: npt.NDArray[np.bool_], fewest: Ints
     ) -> Ints:
-        """(N,) of the actions within the terms the one that surely shortens a job's step most.
-
-        `surely` (N, A) is ln of the time over NCCL's own, alone: beside compute a config may take
-        longer, as was measured. Without a job's task `fewest` stands.
-        """
+        """(N,) actions that surely shorten a job's step most within the terms; else `fewest`."""
         chosen = fewest.copy()
         for row, (task, lost, beside) in self.tasks.items():
             longer = np.maximum(np.exp(surely[row]), beside)
             change = change_of_task_us(longer, lost, task)
             usable = within[row] & (change <= 0.0)
             if not task.losses:
-                # Channels that cost nothing give nothing back: what they cost at most decides.
+                # Free channels give nothing back: decide by the most that they cost.
                 change = change_of_task_us(longer[1:], lost[1:], task)
             too_many = self.channels[row, ABSTAIN_ACTION] > self.most
             usable[ABSTAIN_ACTION] = not (too_many and usable[1:].any())
@@ -126,32 +116,32 @@ class ChannelRule:
 
     @property
     def most(self) -> float:
-        """What no answer may exceed; infinite without a bound."""
+        """Infinite without a bound."""
         most = None if self.slack is None else self.slack.max_channels
         return np.inf if most is None else most
 
     @property
     def counts(self) -> npt.NDArray[np.bool_]:
-        """(N,) whether fewer channels may cost time: compute hides the call, or too many ran."""
+        """(N,) whether fewer channels may cost time."""
         return self.hidden | (self.channels[:, ABSTAIN_ACTION] > self.most)
 
 
 @dataclass(frozen=True, slots=True)
 class ColdQuestions:
-    """A cold observation for each of C collectives and size bins of a shape, row-major."""
+    """Cold observations for C collectives x size bins of a shape, row-major."""
 
     support: Support
     first_bin: int
     num_bins: int
-    #: (C x num_bins, F) context of the cold observations.
+    #: (C x num_bins, F)
     context: Float32Array
-    #: (C x num_bins, A) which actions may be chosen.
+    #: (C x num_bins, A) allowed actions.
     mask: npt.NDArray[np.bool_]
     rule: ChannelRule
 
 
 def table_bins(support: Support) -> range:
-    """The size bins of a support's table: from the smallest to the largest measured."""
+    """From the smallest to the largest measured size bin."""
     bins = [b for actions in support.measured.values() for found in actions.values() for b in found]
     return range(min(bins), max(bins) + 1)
 
@@ -162,7 +152,7 @@ def cold_questions(
     collectives: Sequence[Collective] = TUNED,
     bins: Sequence[int] | None = None,
 ) -> ColdQuestions:
-    """The queries for the table of one communicator shape, or for some adjacent `bins`."""
+    """The queries for a shape's table, or for some adjacent `bins`."""
     asked = table_bins(support) if bins is None else bins
     sizes = [bin_center_bytes(index) for index in asked]
     tasks = pl.concat([cold_tasks(support, collective, sizes) for collective in collectives])
@@ -182,10 +172,10 @@ def cold_questions(
 
 
 class ActingPolicy(Protocol):
-    """The interface of a policy that returns actions, and says what it expects of each."""
+    """What tables need of a policy."""
 
     def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-        """(N,) actions for N observations, each allowed by `mask` (N, A)."""
+        """(N,) actions, each allowed by `mask` (N, A)."""
         ...
 
     def values(
@@ -195,7 +185,7 @@ class ActingPolicy(Protocol):
         ...
 
     def least_gains(self, observations: Observations) -> npt.NDArray[np.float64] | None:
-        """(N, A) gains over NCCL's own choice (ln) that it trusts, if they are beyond; or None."""
+        """(N, A) ln gains over NCCL's own choice that must be exceeded; or None."""
         ...
 
 
@@ -205,10 +195,7 @@ def decide(
     mask: npt.NDArray[np.bool_],
     rule: ChannelRule | None = None,
 ) -> npt.NDArray[np.int64]:
-    """(N,) actions that a table may hold.
-
-    ABSTAIN where NCCL's default was not measured: no gain over it was ever shown there.
-    """
+    """(N,) actions that a table may hold; ABSTAIN where the default was not measured."""
     if rule is None or rule.slack is None:
         chosen = policy.act(observations, mask)
     else:
@@ -222,13 +209,11 @@ def _with_few_channels(
     mask: npt.NDArray[np.bool_],
     rule: ChannelRule,
 ) -> npt.NDArray[np.int64]:
-    """(N,) actions: on hidden calls the fewest channels within the slack, and never more than NCCL.
+    """(N,) actions with the fewest channels on hidden calls within the slack, never above NCCL's.
 
-    Within it is what is surely slower than NCCL's own choice by no more than the slack: the mean by
-    caution x spread, of a policy without spreads by its margin and the noise. With as many channels
-    as that takes, only what the policy itself would choose. Other calls are answered as ever, but
-    that the bound on channels is kept: where NCCL's own choice is beyond it, by the fastest that is
-    surely no slower.
+    Surely within it: by caution x spread, or by margin and noise. With as many channels as NCCL,
+    only the policy's own choice counts. Other calls keep their answer, unless NCCL's own choice
+    breaks the bound on channels: then the fastest that is surely no slower.
     """
     own = rule.channels[:, :1]
     may = mask & ((rule.channels <= rule.most) | np.isinf(rule.most))
@@ -250,7 +235,7 @@ def _with_few_channels(
 
 
 def count_of(channels: float) -> int | None:
-    """A number of `read_back_channels`; None where not known."""
+    """None where not known."""
     return None if np.isnan(channels) else int(channels)
 
 
@@ -259,8 +244,7 @@ def read_back_channels(
 ) -> npt.NDArray[np.float64]:
     """(bins, A) channels that NCCL used, by the nearest bins read back within an octave; else NaN.
 
-    Of those below and above the larger holds for a config, the smaller for NCCL's own choice. NaN
-    too for the channels of an AllGather that no job asks for (serve/plugin/table.h).
+    The larger for a config, the smaller for NCCL's own; NaN where jobs drop those of AllGather.
     """
     found = np.full((len(bins), len(manifest.catalogue)), np.nan)
     configs, measured = manifest.actions().configs, support.measured.get(collective.wire, {})
@@ -282,7 +266,7 @@ def read_back_channels(
 def allowed(
     manifest: Manifest, support: Support, collective: Collective, bins: Sequence[int]
 ) -> npt.NDArray[np.bool_]:
-    """(bins, A) whether each action is valid and was measured near each bin."""
+    """(bins, A) valid, and measured nearby."""
     configs = manifest.actions().configs
     version = NcclVersion.parse(support.nccl_version) if support.nccl_version else None
     centres = np.asarray(bins)
@@ -299,13 +283,13 @@ def allowed(
             if support.gated is not None:
                 passed = support.gated.get(collective.wire, {}).get(name, [])
                 mask[:, action] &= (action == ABSTAIN_ACTION) | np.isin(centres, passed)
-    # Where nothing may be chosen, the policy still needs one allowed action: ABSTAIN.
+    # The policy needs one allowed action.
     mask[~mask.any(axis=1), ABSTAIN_ACTION] = True
     return mask
 
 
 def cold_tasks(support: Support, collective: Collective, sizes: Sequence[int]) -> pl.DataFrame:
-    """Tasks of one support as feature code expects them: workload and environment columns."""
+    """Tasks of a support, with the workload and environment columns of the features."""
     shared: dict[str, Any] = {
         "system": support.system,
         "collective": collective.wire,
@@ -323,7 +307,7 @@ def cold_tasks(support: Support, collective: Collective, sizes: Sequence[int]) -
 
 
 def column_types(names: Iterable[str]) -> dict[str, pl.DataType]:
-    """The Polars types of some columns of the measurements table."""
+    """Polars types of measurement columns."""
     known = pl.Schema(MEASUREMENTS)
     return {name: known[name] for name in names}
 

@@ -1,9 +1,7 @@
 """The schema: name, Arrow type, unit and meaning of every column of every table.
 
-`measurements` is what sweeps measured, `calls` and `steps` what jobs called, `costs` NCCL's own
-cost model. A file carries `dynamiccl.schema` and `dynamiccl.schema_version` in its Arrow metadata.
-One of an older version reads as null in columns that were added since, and any other is refused
-(SchemaMismatch), never reinterpreted. Null always means that a value is not known.
+A file's Arrow metadata has the schema and its version. Older files read as null in added columns;
+all others are refused (SchemaMismatch). Null always means unknown.
 """
 
 from collections.abc import Mapping
@@ -15,22 +13,21 @@ import pyarrow as pa
 
 #: Of `measurements`; each table has its own.
 SCHEMA_VERSION: Final = 6
-#: Keys of the Arrow schema metadata.
 META_SCHEMA: Final = b"dynamiccl.schema"
 META_VERSION: Final = b"dynamiccl.schema_version"
 META_PROVENANCE: Final = b"dynamiccl.provenance"
-#: Columns that are directories of the hive layout and not inside the files.
+#: Directories of the hive layout, not inside the files.
 PARTITION_COLUMNS: Final = ("system", "sweep")
-#: The launch profile of the user's untouched environment.
+#: The user's untouched environment.
 DEFAULT_PROFILE: Final = "default"
-#: The `sweep` of costs that were computed by a model of NCCL and not logged.
+#: `sweep` of costs that a model of NCCL computed.
 MODELLED_SWEEP: Final = "modelled"
 #: `interference_kind` of a collective measured alone.
 QUIET: Final = "none"
 
 
 class Status(StrEnum):
-    """Outcome of a trial; every attempt is a row, a failed one too."""
+    """Every attempt is a row, a failed one too."""
 
     OK = "ok"
     INFEASIBLE = "infeasible"
@@ -40,7 +37,7 @@ class Status(StrEnum):
 
 
 class Source(StrEnum):
-    """Where a row comes from, so that a simulated row is never taken for a measured one."""
+    """Where a row comes from: no simulated row is taken for a measured one."""
 
     NCCL_TESTS_TEXT = "nccl-tests-text"
     NCCL_TESTS_JSON = "nccl-tests-json"
@@ -50,7 +47,7 @@ class Source(StrEnum):
 
 
 class Statistic(StrEnum):
-    """The statistic over the calls of one launch that `time_us` is."""
+    """What `time_us` is of the calls of one launch."""
 
     MEAN = "mean"
     MEDIAN = "median"
@@ -62,11 +59,9 @@ class Statistic(StrEnum):
 
 
 class DefaultScope(StrEnum):
-    """The default that a row is compared with."""
+    """The default that a row is compared with: the user's own, or its launch profile's."""
 
-    #: The default of the user's untouched environment.
     UNTOUCHED = "untouched"
-    #: The default measured inside the row's own launch profile.
     PROFILE = "profile"
 
 
@@ -79,7 +74,6 @@ class CallSource(StrEnum):
     KINETO = "kineto"
 
 
-#: Units are suffixes of names; without one a number has no unit.
 UNITS: Final = {
     "_us": "us",
     "_percent": "%",
@@ -92,7 +86,6 @@ UNITS: Final = {
 
 
 def _column(kind: pa.DataType, name: str, meaning: str, *, needed: bool = False) -> pa.Field:
-    """A column, which is never null where it is `needed`."""
     unit = next((unit for suffix, unit in UNITS.items() if name.endswith(suffix)), "")
     told = {"unit": unit, "meaning": meaning}
     return pa.field(name, kind, nullable=not needed, metadata=told)
@@ -119,7 +112,6 @@ _GROUP: Final = (
     count("num_nodes", "NCCL's nNodes"),
     count("ranks_per_node", "num_ranks / num_nodes"),
 )
-#: What calls know of the machine, too.
 _MACHINE: Final = (
     text("system_description", "the system in the words of whoever measured it"),
     _GPU,
@@ -221,8 +213,7 @@ _BESIDE: Final = (
     number("sm_clock_mhz", "clock of the SMs beside the calls"),
     number("compute_aa_difference", "by how much the rates before and behind differ"),
 )
-#: What a call and matrix products beside it took from each other (collect/beside.py, in the order
-#: in which it prints them); null = not measured.
+#: Between a call and matrix products, in the order in which collect/beside.py prints them.
 BESIDE_COLUMNS: Final = tuple(column.name for column in _BESIDE)
 _CALLS: Final = (
     _SYSTEM,
@@ -320,17 +311,15 @@ SCHEMAS: Final[Mapping[str, pa.Schema]] = {
     "steps": STEPS,
     "costs": COSTS,
 }
-#: By schema, the columns that an older version may lack, and since when they are there.
+#: Columns that older versions may lack, and since which version they exist.
 ADDED: Final = {"measurements": dict.fromkeys(BESIDE_COLUMNS, 6), "calls": {"compute_ratio": 3}}
 
-#: Columns that make two rows the same task: what the job asked, where, and under which conditions.
-#: In place and out of place are two measurements of one task.
+#: Rows of one task: what was asked, where, under which conditions; in place or not.
 TASK_COLUMNS: Final = (
     *("system", "nccl_version", "gpu", "num_nodes", "ranks_per_node", "num_comms", "comm_split"),
     *("collective", "datatype", "size_bytes", "launch_profile"),
     *("interference_kind", "interference_level"),
 )
-#: Columns that make two rows the same requested config.
 REQUESTED_COLUMNS: Final = (
     *("requested_algorithm", "requested_protocol"),
     *("requested_num_channels", "requested_chunk_bytes"),

@@ -1,15 +1,8 @@
 """The split of a data set into train, validation and test.
 
-Usually by size bins, the same for every data set. Whole octaves are held out, so that a test size
-is never a neighbour of a training size in the same octave, and the assignment depends on the size
-alone, so that data sets can be joined without a leak. Even octaves train; of the odd ones every
-other is for validation and every other for test. A sweep that has nothing to train or to validate
-on, such as one over powers of four, is split by turns of the octaves that it has.
-
-Else whole group shapes, systems or runs are held out, by turns of those that there are: whatever a
-policy was neither trained nor validated on is for test, what was measured later too. As many turns
-(`shape:0`, `shape:1`, ...) as there are values have each of them for test. With runs held out every
-task is asked again as another run measured it: what that tells is how far noise misleads.
+Usually by whole octaves of the size: no test size is next to a training size, and data sets can be
+joined without a leak. Else whole shapes, systems or runs are held out in turn (`shape:0`,
+`shape:1`, ...). Held-out runs ask every task again, which shows how far noise misleads.
 """
 
 from dataclasses import dataclass
@@ -31,7 +24,7 @@ class Split(StrEnum):
 
 
 class SplitBy(StrEnum):
-    """The property by which tasks are held out: size bin, group shape, system or run."""
+    """What is held out."""
 
     SIZE = "size"
     SHAPE = "shape"
@@ -40,16 +33,15 @@ class SplitBy(StrEnum):
 
 
 _BY_OCTAVE: Final = (Split.TRAIN, Split.VALIDATION, Split.TRAIN, Split.TEST)
-#: The uses in turn, such that three values are enough.
 _BY_TURN: Final = (Split.TRAIN, Split.VALIDATION, Split.TEST, Split.TRAIN)
-#: With fewer values one of the parts would be empty.
+#: With fewer values one part would be empty.
 _LEAST: Final = 3
 _OCTAVE: Final = pl.col("bin") // BINS_PER_OCTAVE
 _USUAL: Final = (_OCTAVE % len(_BY_OCTAVE)).replace_strict(
     {place: split.value for place, split in enumerate(_BY_OCTAVE)}, return_dtype=pl.String
 )
 _RANKS: Final = pl.col("num_nodes").cast(pl.Int64) * pl.col("ranks_per_node").cast(pl.Int64)
-#: The name of what is held out, and the order in which values take turns; of equals by name.
+#: What is held out, by name, and the order of turns; equals by name.
 _HELD_OUT: Final = {
     SplitBy.SIZE: (_OCTAVE.cast(pl.String), _OCTAVE),
     SplitBy.SHAPE: (pl.format("{}x{}", "num_nodes", "ranks_per_node"), _RANKS),
@@ -60,16 +52,16 @@ _HELD_OUT: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """How one data set is split: its training and validation parts; all else is for test."""
+    """Training and validation parts; all else is for test."""
 
     by: SplitBy = SplitBy.SIZE
-    #: Octaves, shapes (`4x8`), systems or runs, as text. Both empty: the octaves of every data set.
+    #: Octaves, shapes (`4x8`), systems or runs. Empty: the octaves of every data set.
     train: tuple[str, ...] = ()
     validation: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, frame: pl.DataFrame, by: str = SplitBy.SIZE) -> Self:
-        """How a data set is split; raises UnknownName for `by` (`split_by`), and NotEnoughData."""
+        """Raises UnknownName for `by` (as `split_by`), and NotEnoughData."""
         kind, turn = split_by(by)
         rows = with_bins(frame)
         is_usual = {Split.TRAIN.value, Split.VALIDATION.value} <= set(
@@ -95,7 +87,7 @@ class Splits:
         return cls(kind, tuple(parts[Split.TRAIN]), tuple(parts[Split.VALIDATION]))
 
     def assign(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Add the columns `bin` and `split`; sizes without a bin (0) are dropped."""
+        """Add `bin` and `split`; sizes without a bin (0) are dropped."""
         rows = with_bins(frame)
         if not self.train:
             return rows.with_columns(split=_USUAL)
@@ -114,7 +106,7 @@ class Splits:
 
 
 def split_by(text: str) -> tuple[SplitBy, int]:
-    """What is held out and in which turn, of `shape:1`; raises UnknownName."""
+    """What is held out, and the turn, of `shape:1`; raises UnknownName."""
     by, _, turn = text.partition(":")
     if by not in list(SplitBy) or not (turn or "0").isdecimal():
         where = "--set split (or one of them and its turn, such as shape:1)"
@@ -123,12 +115,12 @@ def split_by(text: str) -> tuple[SplitBy, int]:
 
 
 def with_split(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows with `bin` and `split`: kept if present, else assigned by the usual split."""
+    """Rows with `bin` and `split`, by the usual split if they have none."""
     return frame if "split" in frame.columns else Splits().assign(frame)
 
 
 def with_bins(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows with `bin`; those of sizes that are not known, or have none (0), are dropped."""
+    """Rows with `bin`; sizes that are unknown or have none (0) are dropped."""
     sizes = frame["size_bytes"].drop_nulls().unique().to_list()
     table = pl.DataFrame(
         {"size_bytes": sizes, "bin": [size_bin(size) for size in sizes]},

@@ -1,35 +1,20 @@
-"""Training steps: stored as columns, sampled as batches, made of measurements or of recorded calls.
-
-A step is one collective call: the observation before it, the action, and the result. Only the
-calls' attributes are stored, 30 bytes a step. Observations are computed when a batch is drawn.
-
-The reward is minus the time, in units of NCCL's default:
+"""Training steps: stored as columns, sampled as batches, made of measurements or recorded calls.
 
     r = -time / reference - lambda_switch * [config changed] - lambda_congestion * congestion
 
-The last two terms apply to recorded calls only, whose order is known (`Steps.charged`). `reference`
-is the median time of the default's training repeats, in quiet, in the user's untouched environment
-(launch profile `default`), of the same run; if that run did not measure it, of all runs; if the
-size was not measured, by log-log interpolation between measured sizes at most one octave away on
-each side. Without any of these a row has no reward. Rows measured beside interference have the
-default beside the same interference as reference: -1 is "as good as default would be now".
+The last two terms are for recorded calls only. `reference` is the median of the default's training
+repeats, quiet, in launch profile `default`: of the same run, else of all runs, else interpolated
+log-log between sizes at most an octave away on each side; else there is no reward. Beside
+interference it is the default beside the same.
 
-**Of measurements** (`training_steps`). A static sweep has no order, so every measurement is an
-episode of one step (gamma = 0). Each becomes one cold row. If its run measured the same task key
-more than once, one warm row is added, whose window holds the *other* measurements, so that no row
-sees its own time. Measurements beside interference become warm rows only, whose windows hold
-measurements of the same run beside the same interference; their interference level is known. Cold
-rows are repeated until they are half of all.
+*Measurements* are episodes of one step (gamma = 0), cold. Where a run measured a task key more than
+once, each has a warm one too, whose window holds the *other* measurements: no row sees its own
+time. Rows beside interference are warm only. Cold rows are repeated until they are half of all.
 
-**Of calls** (`sequence_steps`). An episode is the calls of one task key (collective, size bin) on
-one communicator of a job, in order; the next state is the next call of that key. Episodes are cut
-off, never terminated. A step's window holds the calls before it. Calls have no reference: it is
-taken from the sweeps of the same data set.
+*Calls* of one task key (collective, size bin) on one communicator are an episode, cut off and never
+terminated. No window holds a held-out time.
 
-Only training bins become steps: no window holds a held-out time.
-
-N steps, E episodes, T tasks, B rows of a batch, K calls in the window, F features of the context,
-A actions.
+N steps, E episodes, T tasks, B rows of a batch, K calls in the window, F features, A actions.
 """
 
 import math
@@ -77,15 +62,13 @@ from dynamiccl.sizes import bin_center_bytes
 Int64Array = npt.NDArray[np.int64]
 
 _LOOK_BACK: Final = np.arange(-WINDOW_LENGTH, 0)
-#: (collective, size bin, communicator group), and the run that measured them together.
 _WINDOW_KEY: Final = (
     *("system", "sweep", "run", "collective", "bin", "num_nodes", "ranks_per_node"),
     *("num_comms", "comm_split", "launch_profile", "in_place"),
     *("interference_kind", "interference_level"),
 )
-#: Columns of a group: an action mask allows the configs measured in it.
+#: An action mask allows the configs measured in such a group.
 _MASK_KEY: Final = ("system", "collective", "num_nodes", "ranks_per_node", "launch_profile")
-#: The columns of calls that steps are made of.
 CALLS_USED: Final = (
     *("system", "sweep", "run", "comm", "sequence", "replay"),
     *("collective", "size_bytes", "num_nodes", "ranks_per_node", "nccl_version"),
@@ -94,45 +77,44 @@ CALLS_USED: Final = (
     *ENVIRONMENT_COLUMNS,
 )
 _TASK: Final = ("system", "nccl_version", "collective", "num_nodes", "ranks_per_node", "bin")
-#: Calls of one task key of a communicator, and of one stream of the Trigger: under one config.
+#: Calls of one task key of a communicator; a Trigger's stream adds the config.
 KEY_COLUMNS: Final = (*_TASK, "sweep", "run", "comm")
 STREAM_COLUMNS: Final = (*KEY_COLUMNS, "actual_algorithm", "actual_protocol", "actual_num_channels")
-#: What traces of other tools do not tell, and no step is made without: what ran, and whose choice.
+#: Traces of other tools do not tell these.
 _NEEDED: Final = (
     *("comm", "sequence", "replay", "size_bytes", "num_nodes"),
     *("decided", "actual_num_channels"),
 )
-#: Calls that are timed on all ranks, with equal arguments and complete attributes.
+#: Timed on all ranks, with equal arguments and complete attributes.
 _IS_TIMED: Final = (
     (pl.col("time_us") > 0)
     & pl.col("ranks_agree")
     & pl.all_horizontal(pl.col(name).is_not_null() for name in _NEEDED)
 )
-#: Interference levels of timed calls, one each; -1 = unknown (train/trigger.py).
+#: Interference level of each timed call; -1 = unknown (train/trigger.py).
 Levels = Callable[[pl.DataFrame], npt.NDArray[np.float32]]
-#: Largest distance in octaves to a measured default on each side.
+#: To a measured default, on each side.
 MAX_GAP_OCTAVES: Final = 1.0
-#: log2(2^29) is not exactly 29 in floating point; no two sizes lie so close to one another.
+#: log2(2^29) is not exactly 29; no two sizes are so close.
 _LOG_TOLERANCE: Final = 1e-9
-#: Columns of tasks that share one reference default: without launch conditions.
+#: Tasks that share a reference default differ in these and in the launch profile.
 _DISTURBED_BY: Final = ("num_comms", "comm_split", "interference_kind", "interference_level")
 _REFERENCE_KEY: Final = tuple(
     name for name in PLACED_COLUMNS if name not in {"launch_profile", *_DISTURBED_BY}
 )
-#: Columns that identify a run: its name is unique within its sweep only.
+#: A run's name is unique within its sweep only.
 _RUN: Final = ("sweep", "run")
-#: Columns of rows measured in one run beside the same interference.
 _BESIDE: Final = (*_REFERENCE_KEY, *_RUN, *_DISTURBED_BY)
-#: Bounds of an interference level; the Trigger's residuals of log time are clipped at 8.
+#: Of an interference level: the Trigger clips residuals of log time at 8.
 _LEVELS: Final = (0.0, math.expm1(8.0))
 _CURVE_KEY: Final = tuple(name for name in _REFERENCE_KEY if name != "size_bytes")
-#: What a sweep says of a row and a call does not, or otherwise: not compared for a reference.
+#: Calls lack these, or have them otherwise.
 _NOT_COMPARED: Final = ("gpu", "datatype", "in_place")
 
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """Task attributes, stored once for all steps of a task."""
+    """Stored once for all steps of a task."""
 
     context: Float32Array  # (T, F), cold
     mask: Float32Array  # (T, A), 1 = allowed
@@ -141,7 +123,7 @@ class Tasks:
 
 @dataclass(frozen=True)
 class Steps:
-    """N steps; the steps of an episode are adjacent."""
+    """The steps of an episode are adjacent."""
 
     tasks: Tasks
     starts: Int64Array  # (E + 1,), the first step of each episode, and N
@@ -150,8 +132,7 @@ class Steps:
     calls: CallColumns  # (N,), the calls, with their times
     action: npt.NDArray[np.integer]  # (N,)
     reward: Float32Array  # (N,)
-    #: (N, K) the steps whose calls a step sees, right-aligned, -1 = padding. None: the K steps
-    #: before it in its episode.
+    #: (N, K) steps that each sees, right-aligned, -1 = padding; None: the K before in its episode.
     windows: Int64Array | None = None
 
     def __post_init__(self) -> None:
@@ -176,17 +157,17 @@ class Steps:
 
     @cached_property
     def choosable(self) -> Int64Array:
-        """(E,) steps of each episode with a next state: all, but the last of a cut-off one."""
+        """(E,) steps with a next state: all but the last of a cut-off episode."""
         return np.diff(self.starts) - ~self.terminated
 
     def episode_of(self, rows: Int64Array) -> Int64Array:
-        """(B,) episode of each step; fastest for sorted rows."""
+        """(B,); fastest for sorted rows."""
         return np.searchsorted(self.starts, rows, side="right") - 1
 
     def observe(
         self, rows: Int64Array, episode: Int64Array
     ) -> tuple[Observations, Float32Array, Int64Array]:
-        """Observations before the steps `rows` of the episodes `episode`, masks, and tasks."""
+        """Observations before `rows` of `episode`, masks and tasks."""
         if self.windows is None:
             seen = rows[:, None] + _LOOK_BACK
             valid = seen >= self.starts[episode][:, None]
@@ -203,22 +184,13 @@ class Steps:
     def advance(
         self, rows: Int64Array, episode: Int64Array, num_steps: int
     ) -> tuple[Int64Array, npt.NDArray[np.bool_]]:
-        """The step `num_steps` further on, as far as the episode goes, and whether it ends there.
-
-        Where it ends the step is one past the episode's last. As d3rlpy's MultiStepTransitionPicker
-        (2.8.1): a cut-off episode never ends, and is followed to its last step.
-        """
+        """As d3rlpy's MultiStepTransitionPicker (2.8.1): a cut-off episode never ends."""
         end, terminated = self.starts[episode + 1], self.terminated[episode]
         following = np.minimum(rows + num_steps, np.where(terminated, end, end - 1))
         return following, following == end
 
     def charged(self, lambda_switch: float, lambda_congestion: float) -> Self:
-        """These steps with the costs of config changes and of congestion taken off the rewards.
-
-        Both in units of NCCL's default: `lambda_switch` for a step whose action is not that of the
-        step before it in its episode, `lambda_congestion` for each unit of interference level; an
-        unknown level costs nothing.
-        """
+        """Rewards less the costs of changes and of congestion, in units of NCCL's default."""
         if not lambda_switch and not lambda_congestion:
             return self
         changed = np.diff(self.action, prepend=self.action[:1]) != 0
@@ -228,11 +200,7 @@ class Steps:
         return replace(self, reward=(self.reward - cost).astype(np.float32))
 
     def held(self, most: int) -> Self:
-        """These steps, each with the mean reward over the following calls with the same action.
-
-        At most `most` calls, and none beyond the episode's end: a decision stays in force for a
-        while, so that a change of config costs once and not at every call.
-        """
+        """Mean rewards of at most `most` calls of one action: a decision stays in force."""
         if most <= 1:
             return self
         place = np.arange(len(self))
@@ -246,7 +214,7 @@ class Steps:
         return replace(self, reward=mean.astype(np.float32))
 
     def discounted(self, rows: Int64Array, following: Int64Array, gamma: float) -> Float32Array:
-        """(B,) discounted sum of rewards from `rows` to before `following`."""
+        """(B,) discounted rewards from `rows` to before `following`."""
         longest = int((following - rows).max(initial=0))
         if longest <= 1:
             return np.where(following > rows, self.reward[rows], 0.0).astype(np.float32)
@@ -258,21 +226,13 @@ class Steps:
         return total.astype(np.float32)
 
 
-# --- Rewards ---
-
-
 def reward(time_us: Any, reference_us: Any) -> Any:
-    """The reward of calls, unitless, of columns or arrays; -1 is as good as NCCL's default."""
+    """-1 is as good as NCCL's default; columns or arrays."""
     return -1.0 * time_us / reference_us
 
 
 def with_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
-    """Add `reference_us`, and whether it was measured at this size, to measurement rows.
-
-    Args:
-        frame: measurement rows that need a reference.
-        training: the rows that references may be taken from (training repeats only).
-    """
+    """Add `reference_us`, from training repeats, and `reference_measured` (at this size)."""
     untouched = quiet(_untouched(training))
     median = pl.col("time_us").median()
     same_run = untouched.group_by([*_REFERENCE_KEY, *_RUN]).agg(_same_us=median)
@@ -290,10 +250,8 @@ def with_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
 def with_interfered_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
     """Add the columns of `with_reference`, and `interference`, to rows beside interference.
 
-    Their `reference_us` is the median of the default's training repeats beside the same
-    interference, in the same run. `interference` is its excess over the default's quiet time (1:
-    twice the time), which is the level that an accurate Trigger reports. Both are null where the
-    default was not measured both ways.
+    The reference is beside the same interference in the same run; `interference` its excess over
+    the quiet time (1: twice as long). Null where the default was not measured both ways.
     """
     now = interfered(_untouched(training)).group_by(_BESIDE).agg(_now_us=pl.col("time_us").median())
     joined = with_reference(frame, training).join(
@@ -307,14 +265,12 @@ def with_interfered_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl
 
 
 def _untouched(frame: pl.DataFrame) -> pl.DataFrame:
-    """Usable rows of NCCL's default in the user's own environment."""
     is_untouched = pl.col("default_scope") == DefaultScope.UNTOUCHED.value
     own = (pl.col("launch_profile") == DEFAULT_PROFILE) & is_untouched
     return usable(frame).filter(pl.col("is_default") & own)
 
 
 def _interpolate(frame: pl.DataFrame, points: pl.DataFrame) -> pl.DataFrame:
-    """Add `_between_us`: log-log between the nearest measured sizes below and above."""
     key = [*_CURVE_KEY, "size_bytes"]
     asked = frame.select(key).unique().join(points, on=key, how="anti", nulls_equal=True)
     curve = pl.concat([points, asked], how="diagonal").sort("size_bytes")
@@ -330,17 +286,14 @@ def _interpolate(frame: pl.DataFrame, points: pl.DataFrame) -> pl.DataFrame:
     return frame.join(found, on=key, how="left", nulls_equal=True)
 
 
-# --- Of measurements ---
-
-
 @dataclass(frozen=True, slots=True)
 class TrainingSteps:
-    """N one-step episodes, and counts of the rows that they come from."""
+    """One-step episodes, and counts of the rows behind them."""
 
     steps: Steps
     noise: pl.DataFrame  # `noise_band` by NOISE_KEY, of the training bins
-    #: How many rows of the data became steps, and why others did not. `interfered` ones are of any
-    #: split; `interfered_without_level` lack the default, or anything else, beside the same.
+    #: Rows that became steps, and why others did not; `interfered` ones of any split.
+    #: `interfered_without_level` lack the default, or anything else, beside the same.
     counts: dict[str, int]
 
 
@@ -352,11 +305,7 @@ def training_steps(
     *,
     seed: int,
 ) -> TrainingSteps:
-    """Build the training steps of a measurements frame.
-
-    `costs` as in `cold_observations`; `seed` fixes which other measurements fill a warm window.
-    Raises NotEnoughData when no row is left, with the counts that say why.
-    """
+    """The steps of a measurements frame; raises NotEnoughData when no row is left."""
     alone, beside, counts = _training_rows(frame, catalogue)
     if alone.is_empty():
         raise NotEnoughData(
@@ -368,10 +317,10 @@ def training_steps(
     noise = training_noise(frame)
     rows = with_noise(rows, noise)
     owners, windows = _warm(rows, np.random.default_rng(seed))
-    # Tables are made of cold observations: there are never fewer of them than of warm ones.
+    # Tables are made of cold observations: there are never fewer of them than warm ones.
     cold = np.resize(np.arange(alone.height), max(alone.height, len(owners)))
     row = np.concatenate([cold, owners])
-    # Windows refer to steps; a row with several steps is represented by its first.
+    # A row with several steps is represented by its first.
     step_of = np.full(rows.height, -1)
     step_of[row[::-1]] = np.arange(len(row))[::-1]
     seen = np.where(windows >= 0, step_of[windows], -1)
@@ -407,23 +356,20 @@ def _rewards(rows: pl.DataFrame) -> Float32Array:
 
 
 def training_noise(frame: pl.DataFrame) -> pl.DataFrame:
-    """The `noise_band` by NOISE_KEY, from quiet repeats of training bins only."""
+    """`noise_band` by NOISE_KEY, of quiet repeats of training bins."""
     train = with_split(quiet(tuned(frame))).filter(pl.col("split") == Split.TRAIN.value)
     return noise_bands(train)
 
 
 def with_noise(tasks: pl.DataFrame, noise: pl.DataFrame) -> pl.DataFrame:
-    """Add the `noise_band` column that observations need; null where unknown."""
+    """Add `noise_band`; null where unknown."""
     return tasks.join(noise, on=NOISE_KEY, how="left", maintain_order="left")
 
 
 def _training_rows(
     frame: pl.DataFrame, catalogue: Catalogue
 ) -> tuple[pl.DataFrame, pl.DataFrame, dict[str, int]]:
-    """Training rows measured alone, those beside interference, and how many are neither.
-
-    Of rows beside interference, `interference` is null where it is not known.
-    """
+    """Rows alone, rows beside interference (level null: unknown), and counts of others."""
     timed = independent(frame)
     asked = tuned(timed)
     train = with_split(asked).filter(pl.col("split") == Split.TRAIN.value)
@@ -446,7 +392,7 @@ def _training_rows(
 
 
 def action_masks(frame: pl.DataFrame, rows: pl.DataFrame, catalogue: Catalogue) -> Float32Array:
-    """(R, A) actions measured for each row's collective, group and profile; and ABSTAIN."""
+    """(R, A) ABSTAIN, and actions measured for each row's _MASK_KEY."""
     measured = usable(frame)
     measured = measured.with_columns(catalogue.actions(measured)).drop_nulls("action")
     allowed = measured.group_by(_MASK_KEY).agg(allowed=pl.col("action").unique())
@@ -479,7 +425,7 @@ def _warm(rows: pl.DataFrame, random: np.random.Generator) -> tuple[Int64Array, 
 
 
 def call_columns(rows: pl.DataFrame) -> CallColumns:
-    """The calls of rows that have `interference` and `skew_us`, one a row."""
+    """One call a row; needs `interference` and `skew_us`."""
     algorithms = {each.wire: int(each) for each in Algorithm}
     protocols = {each.wire: int(each) for each in Protocol}
 
@@ -497,9 +443,6 @@ def call_columns(rows: pl.DataFrame) -> CallColumns:
     )
 
 
-# --- Of recorded calls ---
-
-
 def sequence_steps(  # noqa: PLR0913, PLR0917 - all that a data set says of calls
     calls: pl.DataFrame,
     frame: pl.DataFrame,
@@ -511,10 +454,8 @@ def sequence_steps(  # noqa: PLR0913, PLR0917 - all that a data set says of call
 ) -> tuple[Steps | None, dict[str, int]]:
     """Steps of a calls frame (CALLS_USED), with rewards and masks by a measurements frame.
 
-    `noise` is `training_noise` of the frame; `levels` tells the interference of calls, else none is
-    known; `costs` as in `cold_observations`. None when no call is left. The counts say why calls
-    are no steps: `unusable` are those without a time from all ranks, of ranks that did not agree,
-    and of traces that do not tell what ran; `without_reward`, without a default within an octave.
+    None when no call is left. Counts: `unusable` calls lack a time of all ranks, their agreement,
+    or what ran; `without_reward`, a default within an octave.
     """
     asked = tuned(calls)
     timed = timed_calls(asked)
@@ -557,20 +498,13 @@ def sequence_steps(  # noqa: PLR0913, PLR0917 - all that a data set says of call
 
 
 def timed_calls(calls: pl.DataFrame) -> pl.DataFrame:
-    """The calls that have a time, with `bin` and `split`, in order by communicator.
-
-    Those of traces that do not tell what ran and whose choice it was are left out.
-    """
+    """Calls with a time and with what ran, with `bin` and `split`, in order by communicator."""
     rows = with_split(tuned(calls).filter(_IS_TIMED))
     return rows.sort(["system", "sweep", "run", "comm", "sequence", "replay"], nulls_last=True)
 
 
 def _actions(calls: pl.DataFrame, catalogue: Catalogue) -> pl.Series:
-    """The action of each call: what our table requested, ABSTAIN where it did not decide.
-
-    A call tells what ran and not what was asked; a catalogue that leaves channels to NCCL holds the
-    pair alone, else the channels that ran are looked for.
-    """
+    """By the pair that ran, else with its channels; ABSTAIN where our table did not decide."""
     known = {config: action for action, config in enumerate(catalogue.configs)}
 
     def action(decided: bool, algorithm: str | None, protocol: str | None, n: int) -> int | None:
@@ -595,7 +529,6 @@ def _actions(calls: pl.DataFrame, catalogue: Catalogue) -> pl.Series:
 
 
 def _referenced(calls: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
-    """Add `reference_us`; calls without one are dropped."""
     unknown = [pl.lit(None).cast(frame.schema[name]).alias(name) for name in _NOT_COMPARED]
     asked = calls.with_columns(*unknown, launch_profile=pl.lit(DEFAULT_PROFILE))
     train = with_split(quiet(tuned(usable(frame)))).filter(pl.col("split") == Split.TRAIN.value)
@@ -604,11 +537,7 @@ def _referenced(calls: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _told_by_sweeps(keys: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
-    """Task keys with what the sweeps tell of the machine and the plugin did not.
-
-    Each call has its own size, but a key's is its bin's centre: a decision is about the key, and
-    the brain asks with NCCL's costs of it, too.
-    """
+    """Task keys with the sweeps' facts and the bin centre's size, as the brain asks."""
     facts = frame.group_by("system").agg(
         pl.col(name).drop_nulls().first().alias(f"_{name}") for name in ENVIRONMENT_COLUMNS
     )

@@ -1,12 +1,9 @@
 """The data store: rows to Parquet parts and back, each part with what wrote it.
 
-    DIR/measurements/system=NAME/sweep=NAME/part-<id>.parquet
-    DIR/{calls,steps,costs}/...
+    DIR/{measurements,calls,steps,costs}/system=NAME/sweep=NAME/part-<id>.parquet
 
-Collecting code fills a `dict` with the columns it knows; everything else is null or the column's
-neutral value. A part is written to a hidden name beside its place and renamed, so a reader never
-sees half a file and a crash loses nothing that was finished. A part's id is a hash of its content:
-the same part written twice is one file.
+Parts are written under a hidden name and renamed: no reader sees half a file, and a crash loses
+nothing finished. The id is a hash of the content: a part written twice is one file.
 """
 
 import hashlib
@@ -65,7 +62,7 @@ _NEUTRAL: Final[Mapping[str, Any]] = {
 
 
 def trial_id(row: Mapping[str, Any]) -> str:
-    """Stable id of a row's cell: hash of workload, conditions and requested config."""
+    """Hash of a row's cell: workload, conditions and requested config."""
     text = "|".join(str(row.get(name)) for name in TRIAL_COLUMNS)
     if row.get("num_comms") is not None:
         text += f"|{row['num_comms']}|{row.get('comm_split')}"
@@ -73,16 +70,13 @@ def trial_id(row: Mapping[str, Any]) -> str:
 
 
 def scope_of(launch_profile: str) -> str:
-    """The default that rows of a launch profile are compared with, where it is the user's own."""
+    """The default that rows of a launch profile are compared with."""
     is_untouched = launch_profile == DEFAULT_PROFILE
     return (DefaultScope.UNTOUCHED if is_untouched else DefaultScope.PROFILE).value
 
 
 def measurements_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """Build a measurements table; a missing column takes its neutral value or null.
-
-    Raises KeyError for a column that is not in the schema (a bug).
-    """
+    """A missing column takes its neutral value or null; raises KeyError for an unknown one."""
     columns: dict[str, list[Any]] = {field.name: [] for field in MEASUREMENTS}
     for row in rows:
         _check_names(row)
@@ -95,7 +89,7 @@ def measurements_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
 
 
 def columns_table(columns: Mapping[str, pa.Array], num_rows: int) -> pa.Table:
-    """As `measurements_table`, of whole columns, among which `trial` must be."""
+    """As `measurements_table`, of whole columns; `trial` must be among them."""
     _check_names(columns)
     arrays = [
         columns[field.name].cast(field.type)
@@ -124,7 +118,7 @@ def config_of(row: Mapping[str, Any]) -> Config:
 
 
 def slug(text: str) -> str:
-    """A valid directory name: lower case; all but letters and digits become dashes.
+    """A valid directory name.
 
     >>> slug("One node, NVLink 5 (NV18)")
     'one-node-nvlink-5-nv18'
@@ -133,7 +127,7 @@ def slug(text: str) -> str:
 
 
 def check_slug(name: str, what: str) -> str:
-    """Return `name` when it can be a directory name; raise UserError when it cannot."""
+    """Raises UserError for what cannot be a directory name."""
     if not _SLUG.fullmatch(name):
         raise UserError(
             f"{what} name '{name}' cannot be a directory name; use lower-case letters, digits, "
@@ -145,10 +139,7 @@ def check_slug(name: str, what: str) -> str:
 def write_part(
     directory: Path, table: pa.Table, *, kind: str = "measurements", provenance: Mapping[str, Any]
 ) -> list[Path]:
-    """Write `table` (the full schema of `kind`) as one part per (system, sweep); return the paths.
-
-    Raises SchemaMismatch when the columns are not the schema's.
-    """
+    """Write one part per (system, sweep); raises SchemaMismatch for other columns."""
     schema = SCHEMAS[kind]
     check_schema(table.schema, schema, where=f"the {kind} table to be written")
     paths = []
@@ -178,7 +169,7 @@ def _write_atomically(part: pa.Table, folder: Path) -> Path:
             os.fsync(file.fileno())
         hidden.replace(final)
     except BaseException:
-        # On a full disk, remove the partial file to free the space.
+        # On a full disk, free the space.
         hidden.unlink(missing_ok=True)
         raise
     return final
@@ -189,15 +180,12 @@ def _part_name(content: bytes) -> str:
 
 
 def sweep_folder(directory: Path, system: str, sweep: str, kind: str = "measurements") -> Path:
-    """The folder of the parts of one sweep on one system."""
+    """Where the parts of one sweep on one system lie."""
     return directory / kind / f"system={system}" / f"sweep={sweep}"
 
 
 def part_paths(directory: Path, kind: str = "measurements") -> list[Path]:
-    """All parts of `kind` under `directory`, sorted; empty when there are none.
-
-    Raises MissingPath when the directory itself is not there.
-    """
+    """Sorted, maybe empty; raises MissingPath without the directory."""
     if not directory.is_dir():
         raise MissingPath(
             "data directory", directory, "make one with 'dynamiccl-collect import' or 'run'"
@@ -206,16 +194,13 @@ def part_paths(directory: Path, kind: str = "measurements") -> list[Path]:
 
 
 def sweep_parts(directory: Path, system: str, sweep: str) -> list[Path]:
-    """The parts of one sweep on one system, sorted; raises as `part_paths`."""
+    """Sorted; raises as `part_paths`."""
     folder = sweep_folder(directory, system, sweep)
     return [path for path in part_paths(directory) if path.parent == folder]
 
 
 def scan(directory: Path, kind: str = "measurements") -> pl.LazyFrame:
-    """Read all parts of `kind` lazily, partition columns included.
-
-    Raises MissingPath, NotEnoughData (no part), CorruptFile and SchemaMismatch, with the path.
-    """
+    """Raises MissingPath, NotEnoughData (no part), CorruptFile and SchemaMismatch."""
     paths = part_paths(directory, kind)
     if not paths:
         raise NotEnoughData(
@@ -229,9 +214,8 @@ def scan(directory: Path, kind: str = "measurements") -> pl.LazyFrame:
 
 
 def _scan_part(path: Path, types: Mapping[str, pl.DataType]) -> pl.LazyFrame:
-    """One part with its partition columns; columns newer than its version are null."""
-    # Polars' own hive reading would also take a `name=value` folder above DIR for a partition, and
-    # its globbing a bracket in a name for a pattern.
+    # Polars' hive reading would take a `name=value` folder above DIR for a partition, and its
+    # globbing a bracket in a name for a pattern.
     partition = dict(folder.name.split("=", 1) for folder in list(path.parents)[:2])
     lazy = pl.scan_parquet(path, glob=False, hive_partitioning=False)
     absent = types.keys() - lazy.collect_schema().keys() - set(PARTITION_COLUMNS)
@@ -259,7 +243,7 @@ def _check_parts(paths: Iterable[Path], schema: pa.Schema) -> None:
 
 
 def read(directory: Path, kind: str = "measurements") -> pl.DataFrame:
-    """Read all parts of `kind` into memory; raises as `scan`, and CorruptFile."""
+    """All parts of `kind` in memory; raises as `scan`, and CorruptFile."""
     lazy = scan(directory, kind)
     try:
         return lazy.collect()
@@ -268,10 +252,7 @@ def read(directory: Path, kind: str = "measurements") -> pl.DataFrame:
 
 
 def read_calls(data_dir: Path) -> pl.DataFrame:
-    """The table `calls` of a data directory, as recorded.
-
-    Raises UserError where it holds what the plugin wrote, and MissingPath where it holds no calls.
-    """
+    """Raises UserError for raw files of the plugin, MissingPath without calls."""
     if any(data_dir.glob("**/*.dcc")):
         raise UserError(
             f"{data_dir} holds what the plugin wrote; read it in first: dynamiccl-collect import "
@@ -288,7 +269,7 @@ def read_calls(data_dir: Path) -> pl.DataFrame:
 
 
 def content_hash(directory: Path) -> str:
-    """SHA-256 over the names and bytes of all parts: the identity of a data set."""
+    """The identity of a data set: SHA-256 over names and bytes of all parts."""
     digest = hashlib.sha256()
     for kind in SCHEMAS:
         for path in part_paths(directory, kind):
@@ -298,24 +279,20 @@ def content_hash(directory: Path) -> str:
 
 
 def part_provenance(path: Path) -> dict[str, Any]:
-    """The provenance record of one part; empty when it holds none."""
+    """Empty when the part has none."""
     raw = (pq.read_schema(path).metadata or {}).get(META_PROVENANCE, b"{}")
     record: dict[str, Any] = json.loads(raw)
     return record
 
 
 def provenance_of(directory: Path) -> list[dict[str, Any]]:
-    """The distinct provenance records of a data set's parts."""
+    """Distinct records of a data set's parts."""
     records = [part_provenance(path) for path in part_paths(directory)]
     return [record for i, record in enumerate(records) if record not in records[:i]]
 
 
 def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
-    """Refuse a file whose schema name, version or columns are not readable by this release.
-
-    Partition columns may be missing, and columns newer than the file's version; a null in any other
-    would be taken for what was not measured. Raises SchemaMismatch.
-    """
+    """Raises SchemaMismatch for what this release cannot read: null must mean unmeasured."""
     told, want = (
         [(of.get(key) or b"none").decode(errors="replace") for key in (META_SCHEMA, META_VERSION)]
         for of in (found.metadata or {}, wanted.metadata or {})
@@ -341,10 +318,7 @@ def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
 
 @cache
 def git_commit(folder: Path | None = None) -> str:
-    """Commit of the running source, '+dirty' when it was changed; 'unknown' outside git.
-
-    Cached for the process: the code that runs is the one read at its start.
-    """
+    """Commit at the process's start; '+dirty' when changed, 'unknown' outside git."""
     root = folder or Path(dynamiccl.__file__).resolve().parent
     try:
         head = _git(root, "rev-parse", "HEAD")
@@ -362,16 +336,13 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
+    """In hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def program_record(tool: str, **facts: Any) -> dict[str, Any]:
-    """The program that wrote a part: our version and commit, Python, platform, and `facts`.
-
-    Equal for every run of the same program.
-    """
+    """The program that wrote a part, equal for every run of it."""
     return {
         "tool": tool,
         "dynamiccl_version": dynamiccl.__version__,

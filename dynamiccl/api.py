@@ -1,8 +1,6 @@
 """DynamICCL from Python, for notebooks: load measurements, train, evaluate, export.
 
-The commands do the same and show more; what these four make can be given to any of them. Runs are
-tracked in MLflow, where `MLFLOW_TRACKING_URI` says. Each
-raises what its command ends with: a `DynamicclError` that says what was wrong and how to mend it.
+Runs are tracked in MLflow (`MLFLOW_TRACKING_URI`). Each raises a `DynamicclError`, as its command.
 """
 
 from pathlib import Path
@@ -21,7 +19,7 @@ from dynamiccl.train.tracking import policy_directory
 
 
 def load(data: str | Path) -> pl.DataFrame:
-    """Every measurement of a data directory, one row each; columns as in `datasets/schema.py`."""
+    """One row each; columns as in `datasets/schema.py`."""
     return read(Path(data))
 
 
@@ -32,10 +30,7 @@ def fit(
     seed: int = 0,
     **settings: object,
 ) -> FitSummary:
-    """Train a recipe, by name or as FILE.py, with `settings` of its own changed; tracked in MLflow.
-
-    A setting is written as after `--set`: a number, a bool, a text.
-    """
+    """Train a recipe, by name or as FILE.py, with some `settings` changed, as after `--set`."""
     chosen = make_recipe(str(recipe), [f"{key}={value}" for key, value in settings.items()])
     return fitting.fit(
         Path(data), chosen, experiment="dynamiccl", tracking_uri=tracking_uri(), seed=seed
@@ -48,11 +43,10 @@ def score(
     *,
     out: str | Path = "report",
 ) -> pl.DataFrame:
-    """The policy among NCCL's default and baselines on held-out tasks, best first; a page in `out`.
+    """The policy among NCCL's default and baselines on held-out tasks; a page in `out`.
 
-    `run`: what `fit` gave, a run id, `models:/dynamiccl@champion` or a directory. Of each row:
-    tasks, `saved`, the share of time less than NCCL's own choice takes (geometric mean), as pages
-    and commands tell it, and the share of tasks slower than it beyond the noise (null: not known).
+    `run`: what `fit` gave, a run id, `models:/dynamiccl@champion` or a directory. `saved` and
+    `slower` (beyond the noise; null: not known) are shares, against NCCL's own choice.
     """
     found = make_report(Path(data), [("policy", _policy(run))], Path(out))
     rows = [
@@ -71,15 +65,10 @@ def score(
 
 
 def export(run: FitSummary | str, out: str | Path) -> Artifact:
-    """Decision tables for the plugin, in a new directory; `dynamiccl-deploy install` takes it.
-
-    Nothing but a policy's own margin keeps one that passed no gate from being slower than NCCL:
-    `dynamiccl-evaluate gate` first, and `run` is the directory that it wrote.
-    """
+    """Tables in a new directory; without a gate only the policy's margin keeps them no slower."""
     return export_artifact(_policy(run), Path(out))
 
 
 def _policy(run: FitSummary | str) -> Path:
-    """The policy directory of a run."""
     named = run.run_directory if isinstance(run, FitSummary) else run
     return policy_directory(named, tracking_uri())

@@ -1,22 +1,15 @@
 """What is believed of a table's times after some measurements, and where that is enough to act.
 
 A table is one collective on one group shape: S sizes and A configs, NCCL's own choice the first.
-The prior of its log times is a Gaussian whose mean and covariance are those of drawn worlds on its
-own grid (`drawn_worlds`); NCCL's costs, where they are known, are conditioned on first.
-Measurements give a posterior in closed form (Rasmussen and Williams 2006, section 2.1), in the
-space of the covariance's R largest directions. What these leave out of a place is its own, and so
-is what no drawn machine has: how large that is, config by config, the measurements tell.
+The prior of log times has mean and covariance of drawn worlds (`drawn_worlds`), conditioned on
+NCCL's costs; the posterior is in closed form (Rasmussen and Williams 2006, section 2.1), in the
+covariance's R largest directions. The rest is each place's own.
 
-It acts only where the gain over NCCL's own choice is more than `caution` spreads, the config was
-measured within an octave, and NCCL's choice within an octave on either side, with a gain of more
-than a spread at both of these sizes: NCCL changes its choice at sizes that nothing foretells. As
-many spreads there as here made nothing safer, and took half as many probes again. The caution is
-calibrated on further draws, measured at the very same places: in worlds like those at most `alpha`
-of the sizes at which it acts are slower. A machine is not one of those:
-
-* evidence that is less likely than that of 99 % of the draws widens the prior until it is not;
-* the spread is multiplied by how far octaves that are left out are from what the others say of
-  them (rms of z), where that is more than 1.
+It acts only where the gain over NCCL's own choice exceeds `caution` spreads, the config was
+measured within an octave, and NCCL's choice on either side, with a gain there: NCCL changes its
+choice at sizes that nothing foretells. Caution is calibrated on further draws: at most `alpha` of
+the sizes where it acts are slower. A machine is no draw: evidence too unlikely for one widens the
+prior, and the rms of z of octaves left out stretches the spread.
 
 N = S x A places, place = size x A + action; R directions; n places measured; W worlds; C of them
 """
@@ -34,63 +27,57 @@ from numpy.random import Generator, default_rng
 from dynamiccl.drawn_worlds import Floats, Grid, Ints, draw_worlds
 
 Bools = npt.NDArray[np.bool_]
-#: Draws that make the prior, and further ones that caution is calibrated on: at least so many, and
-#: so many that they have this many sizes. Of fewer none could show that 1 % are slower.
+#: For the prior, and for caution: so many draws, and sizes to show that 1 % are slower.
 _DRAWS: Final = 1000
 _HELD_OUT: Final = 300
 _HELD_OUT_SIZES: Final = 3000
-#: Directions of the covariance that are kept.
 _RANK: Final = 150
-#: Ln of time: what a place has of its own before anything was measured, and how far NCCL's costs
-#: may be off what the drawn machines make of them.
+#: Ln of time: a place's own beforehand, and how far costs may be off the drawn machines.
 OWN: Final = 0.03
 _COST_SLACK: Final = 0.2
-#: Nothing is known better than to so much, ln of time.
+#: Ln of time: nothing is known better.
 _LEAST_OWN: Final = 0.003
-#: Degrees of freedom of what places have of their own; measurements that what it is beforehand
-#: counts as; and rounds of expectation and maximization.
+#: Degrees of freedom of places' own, the measurements that the initial guess counts as, and rounds
+#: of expectation and maximization.
 _TAIL: Final = 4.0
 _BEFOREHAND: Final = 20.0
 _ROUNDS: Final = 8
-#: Sizes at which costs are conditioned on: between them they are nearly lines.
+#: Where costs are conditioned on: nearly lines in between.
 _COST_SIZES: Final = 6
-#: Share of the sizes at which it acts that may be slower, and by how much counts as slower.
+#: Share of the sizes at which it acts that may be slower, and by how much is slower.
 ALPHA: Final = 0.01
 SLOWER: Final = 0.01
-#: Ln of time: gains below are not worth a change of NCCL's choice.
+#: Ln of time: below, no change of NCCL's choice is worth it.
 MIN_GAIN: Final = 0.005
-#: Spreads that a gain must exceed at the sizes around.
+#: Spreads: as many as for caution made nothing safer, and took half as many probes again.
 AROUND: Final = 1.0
-#: Octaves within which NCCL's choice and the config must have been measured.
+#: Octaves to measurements of NCCL's choice and the config.
 _REACH: Final = 1.0
 _EXACT: Final = 1e-6
-#: Spreads that are tried for caution. Places are picked by what was measured before, and a machine
-#: is no draw: fewer than the first is never enough.
+#: A machine is no draw: fewer than the first is never enough.
 LEAST_CAUTION: Final = 2.0
 _CAUTIONS: Final = np.arange(LEAST_CAUTION, 8.01, 0.25)
-#: Share of draws whose evidence is likelier than evidence that widens the prior.
 _USUAL: Final = 0.99
-#: How many usual measurements of a config, or pairs of z = 1, stand beside those that were found: a
-#: few say little of the spread.
+#: Usual ones beside those found: a few say little of the spread.
 _FEW: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """Of a grid's log times: the mean (N,) and the covariance factors factors' + diag(own)."""
+    """Of a grid's log times: mean (N,) and covariance factors factors' + diag(own)."""
 
     grid: Grid
     mean: Floats
     factors: Floats  # (N, R)
     own: Floats  # (N,)
-    #: (N, W) times of held-out worlds, and what the prior expects of each by its own costs.
+    #: (N, W) times of held-out worlds, and what the prior expects of each by its costs.
     worlds: Floats
     expected: Floats
 
 
 @lru_cache(maxsize=64)
 def prior_of(grid: Grid, seed: int = 11) -> Prior:
-    """The prior of a grid, in about a second; equal grids get it from memory."""
+    """Takes about a second; equal grids get it from memory."""
     more = _HELD_OUT_SIZES // len(grid.log2_sizes) - _HELD_OUT
     numbers = [_DRAWS + _HELD_OUT, *([more] if more > 0 else [])]
     drawn = [draw_worlds(grid, n, default_rng(seed + i)) for i, n in enumerate(numbers)]
@@ -119,12 +106,7 @@ def prior_of(grid: Grid, seed: int = 11) -> Prior:
 def doubted(
     prior: Prior, places: Ints, log_us: Floats, variance: Floats, repeats: Floats
 ) -> Floats:
-    """(n,) variances: larger where fewer than 3 repeats are slower than all others say.
-
-    A single call is slow by a multiple now and then. What is more than 2.5 standard deviations late
-    gets the variance that makes it so many. A fast one is believed: nothing makes a call faster
-    than the machine is.
-    """
+    """(n,) variances, larger where fewer than 3 repeats are over 2.5 deviations late."""
     at, off, found = prior.factors[places], log_us - prior.mean[places], variance
     for _ in range(3):
         precision = 1.0 / (prior.own[places] + OWN**2 + found)
@@ -146,7 +128,7 @@ def _told_costs(grid: Grid) -> Floats:
 
 
 def _largest(centered: Floats) -> Floats:
-    """(N, R) factors of the covariance of centered worlds (N, W)."""
+    """(N, R) covariance factors of centered worlds (N, W)."""
     places, worlds = centered.shape
     if places < worlds:
         values, vectors = np.linalg.eigh(centered @ centered.T / worlds)
@@ -158,23 +140,19 @@ def _largest(centered: Floats) -> Floats:
 
 
 def _root_of(factors: Floats, precision: Floats) -> Floats:
-    """(R, R) lower root of the posterior precision of the directions."""
+    """(R, R) lower root of the directions' posterior precision."""
     inner = np.eye(factors.shape[1]) + (factors.T * precision) @ factors
     return np.asarray(np.linalg.cholesky(inner))
 
 
 def _solved(root: Floats, right: Floats) -> Floats:
-    """The solution of root @ root.T @ x = right."""
     return np.asarray(np.linalg.solve(root.T, np.linalg.solve(root, right)))
 
 
 def _left_out_one(
     root: Floats, factors: Floats, precision: Floats, off: Floats
 ) -> tuple[Floats, Floats]:
-    """(n,) what each measurement is off what all others say, and the variance expected of that.
-
-    Rasmussen and Williams, equations 5.10 to 5.12; `root` is that of the posterior precision.
-    """
+    """(n,) less what all others say, and its variance (Rasmussen and Williams, 5.10 to 5.12)."""
     half = np.linalg.solve(root, factors.T * precision)
     expected = 1.0 / (precision - np.square(half).sum(axis=0))
     return expected * (precision * off - half.T @ (half @ off)), expected
@@ -186,7 +164,7 @@ class Belief:
     #: (S, A) expected gain over NCCL's own choice, ln of time, and its spread.
     gain: Floats
     spread: Floats
-    #: (N,) variance of what places have of their own, before it is widened.
+    #: (N,) variance of places' own, before widening.
     own: Floats
     #: Factor on the prior's variance, and on the spread.
     widened: float
@@ -201,11 +179,7 @@ class Belief:
         *,
         allowed: Bools | None = None,
     ) -> None:
-        """Condition on measurements.
-
-        `places` (n,) are distinct, each with a mean log time in us and its variance from noise;
-        `allowed` (S, A) which configs may be chosen, all without it.
-        """
+        """`places` (n,) are distinct, each with a mean ln us and its noise; `allowed` (S, A)."""
         self._prior, self._places, self._noise = prior, places, variance
         self._log_us = log_us
         self._cautions = dict[float, float]()
@@ -228,11 +202,11 @@ class Belief:
         self.spread = self.stretch * np.sqrt(self._variance).reshape(self._shape)
 
     def decide(self, alpha: float = ALPHA) -> Ints:
-        """(S,) the config of each size; 0 where NCCL's own choice stands."""
+        """(S,) configs; 0 where NCCL's own choice stands."""
         return self._best(self.gain, self.spread, self.caution(alpha))
 
     def caution(self, alpha: float = ALPHA) -> float:
-        """How many spreads a gain must exceed; infinite where no number is enough."""
+        """Spreads that a gain must exceed; infinite where no number is enough."""
         if alpha not in self._cautions:
             self._cautions[alpha] = self._calibrated(alpha)
         return self._cautions[alpha]
@@ -252,7 +226,7 @@ class Belief:
         return math.inf
 
     def _best(self, gain: Floats, spread: Floats, caution: float) -> Ints:
-        """(..., S) the largest of the gains (..., S, A) that are sure; 0 without one."""
+        """(..., S) largest sure gain (..., S, A); 0 without one."""
         # Infinite caution times a spread of 0 would be no number.
         bar = np.maximum(caution * np.maximum(spread, 1e-12), MIN_GAIN)
         may = self._allowed & self.is_near & self._around(gain, spread)
@@ -268,7 +242,7 @@ class Belief:
         return np.asarray(self.gain + self.stretch * off)
 
     def covariance(self, places: Ints) -> Floats:
-        """(C, N) covariances of the gains of some places with all, before the stretch."""
+        """(C, N) covariances of some places' gains with all, before the stretch."""
         found = self._moves[:, places].T @ self._moves
         default, columns = self._default, np.arange(len(self._default))
         found += self._left[default[places], None] * (default[places, None] == default)
@@ -277,11 +251,10 @@ class Belief:
 
     @property
     def may_act(self) -> Bools:
-        """(S, A) where a config is near and gains around; where its gain is sure, too, it acts."""
+        """(S, A) where a config acts as soon as its gain is sure."""
         return np.asarray(self.is_near & self._around(self.gain, self.spread))
 
     def _around(self, gain: Floats, spread: Floats) -> Bools:
-        """(..., S, A) whether a config gains at the sizes around with NCCL's choice measured."""
         gains = gain > AROUND * spread
         below, above = self._neighbours
         return np.asarray(gains[..., below, :] & gains[..., above, :])
@@ -311,14 +284,13 @@ class Belief:
         return np.asarray(near @ (np.arange(self._shape[1]) == action[:, None]))
 
     def _widen(self, off: Floats) -> None:
-        """Condition on what was measured; widen the prior as far as it is a surprise."""
         self.widened = 1.0
         self.own = self._find_own(off[:, 0])
         self._condition()
         if not len(off):
             return
         usual = float(np.quantile(self._surprises(self._held), _USUAL))
-        # Noise is not widened, so a step may fall short: the second and third are small.
+        # Noise is not widened, so a step may fall short.
         for _ in range(3):
             found = float(self._surprises(off)[0])
             if found <= usual:
@@ -327,12 +299,10 @@ class Belief:
             self._condition()
 
     def _find_own(self, off: Floats) -> Floats:
-        """(N,) variance of what places have of their own.
+        """(N,) variance of places' own.
 
-        It is Student's t with a scale for each config, found by expectation and maximization
-        (Lange, Little and Taylor 1989): a place that is far off is odd by itself, and says little
-        of others. Scales are drawn to a common one, their geometric mean, and that to what is
-        supposed beforehand.
+        Student's t with a scale for each config (Lange, Little and Taylor 1989): a place far off is
+        odd by itself. Scales are drawn to their geometric mean, and that to OWN.
         """
         config, count = self._places % self._shape[1], self._shape[1]
         number = np.bincount(config, minlength=count)
@@ -361,14 +331,13 @@ class Belief:
         own = self.widened * self.own
         self._precision = 1.0 / (own[self._places] + self._noise)
         self._root = _root_of(self._factors[self._places], self._precision)
-        #: (N,) share of a measurement that is about what the place has of its own, and what is left
-        #: of the variance of that.
+        #: (N,) share of a measurement that is the place's own, and the variance left.
         self._told = np.zeros(len(own))
         self._told[self._places] = own[self._places] * self._precision
         self._left = own * (1.0 - self._told)
 
     def _surprises(self, off: Floats) -> Floats:
-        """(W,) squared Mahalanobis lengths of what measurements are off, (n, W)."""
+        """(W,) squared Mahalanobis lengths of deviations (n, W)."""
         weighted = self._precision[:, None] * off
         inner = np.linalg.solve(self._root, self._factors[self._places].T @ weighted)
         return np.asarray((off * weighted).sum(axis=0) - np.square(inner).sum(axis=0))
@@ -382,7 +351,7 @@ class Belief:
         return np.asarray(times[self._default] - times)
 
     def left_out(self) -> "LeftOut":
-        """The gains that were measured, each by what the other octaves say of it."""
+        """The measured gains, each by what the other octaves say of it."""
         found, none = self._left_out, np.empty(0, dtype=np.int64)
         default = np.concatenate([none, *(each.default for each in found)])
         config = np.concatenate([none, *(each.config for each in found)])
@@ -400,7 +369,6 @@ class Belief:
         )
 
     def _stretches(self, octaves: Sequence["_Octave"]) -> Floats:
-        """(W,) rms of z of the gains that were measured, by the other octaves; 1 at least."""
         total, count = np.array([_FEW]), _FEW
         for each in octaves:
             noise = self._noise[each.default] + self._noise[each.config]
@@ -410,7 +378,6 @@ class Belief:
         return stretches
 
     def _octaves(self, off: Floats) -> list["_Octave"]:
-        """Each octave that was measured, by the others."""
         at, weight = self._factors[self._places], self._precision[:, None] * off
         number = np.full(len(self._default), -1)
         number[self._places] = np.arange(len(self._places))
@@ -433,18 +400,17 @@ class Belief:
 
 
 class _Octave(NamedTuple):
-    """Pairs of an octave: NCCL's choice and a config at one size, as numbers of measurements."""
+    """Pairs of NCCL's choice and a config at one size of an octave, as numbers of measurements."""
 
     default: Ints
     config: Ints
-    #: (pairs, W) what the gain is off what the other octaves say, and (pairs,) its variance without
-    #: noise.
+    #: (pairs, W) gains less what the other octaves say, and (pairs,) variance without noise.
     errors: Floats
     variance: Floats
 
 
 class LeftOut(NamedTuple):
-    """(pairs,) gains of configs over NCCL's choice at one size, by the other octaves."""
+    """(pairs,) gains over NCCL's choice at one size, by the other octaves."""
 
     size: Ints
     action: Ints
@@ -456,7 +422,7 @@ class LeftOut(NamedTuple):
 
 
 def neighbours(measured: Ints, count: int) -> Ints:
-    """(2, count) of each size the nearest measured ones below and above; else the size itself."""
+    """(2, count) nearest measured sizes below and above; else the size itself."""
     number, size = np.arange(count), np.unique(measured)
     if not len(size):
         return np.stack([number, number])
@@ -468,7 +434,7 @@ def neighbours(measured: Ints, count: int) -> Ints:
 
 
 def sides(apart: Floats) -> tuple[Bools, Bools]:
-    """Whether one of the last axis is within an octave below, and above; 0 is both."""
+    """Whether any of the last axis is within an octave below, and above; 0 is both."""
     below = ((apart <= _EXACT) & (apart >= -_REACH - _EXACT)).any(axis=-1)
     above = ((apart >= -_EXACT) & (apart <= _REACH + _EXACT)).any(axis=-1)
     return np.asarray(below), np.asarray(above)

@@ -1,7 +1,6 @@
 """Shared by all commands: logging, one-line errors, exit codes.
 
-Exit codes: 0 done, 2 wrong usage or input file, 3 bad data, 4 the machine failed us. Results go to
-stdout; progress, logs and errors go to stderr.
+0 done, 2 wrong usage or input file, 3 bad data, 4 the machine failed us. Stdout is for results.
 """
 
 import errno
@@ -19,7 +18,7 @@ from typing import Any, Final
 from dynamiccl import __version__
 from dynamiccl.errors import DynamicclError, Interrupted, MachineError, UserError
 
-#: Packages that only some commands need -> the extra that brings them.
+#: Package of some commands -> its extra.
 _EXTRAS: Final = {
     **dict.fromkeys(("d3rlpy", "gym_notices", "mlflow", "optuna", "scipy", "torch"), "train"),
     "jinja2": "evaluate",
@@ -27,9 +26,8 @@ _EXTRAS: Final = {
     "ray": "ray",
 }
 INTERRUPTED: Final = Interrupted.exit_code
-#: Seconds until what takes long says so where there is no terminal.
+#: Seconds until what takes long says so, without a terminal.
 FIRST_LINE_S: Final = 5.0
-#: What the system refused -> what helps.
 _ADVICE: Final = {
     errno.EACCES: "correct its permissions, or name another place",
     errno.EEXIST: "it is in the way: name another, or remove it",
@@ -37,7 +35,6 @@ _ADVICE: Final = {
     errno.ENOTDIR: "a file is where a directory should be: name another",
     errno.EROFS: "name a place that can be written",
 }
-#: What every application (`typer.Typer`) is made with.
 APPLICATION: Final[dict[str, Any]] = {
     "no_args_is_help": True,
     "pretty_exceptions_enable": False,
@@ -48,11 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 def run(app: Callable[[], Any]) -> None:
-    """Run a program; end the process with our exit code on our own errors.
-
-    A Typer application is called with `standalone_mode=False`: its own way of telling what is wrong
-    takes five lines and leaves out the value.
-    """
+    """Call Typer with `standalone_mode=False`: its own errors are long and omit the value."""
     if sys.argv[1:] == ["--version"]:
         print(__version__)
         sys.exit(0)
@@ -60,7 +53,7 @@ def run(app: Callable[[], Any]) -> None:
         code = app() or 0
         text = "interrupted" if code == INTERRUPTED else ""  # as Typer tells Ctrl-C
     except BrokenPipeError:
-        # The reader (head, less) went away: not a failure of ours.
+        # The reader (head, less) went away.
         sys.stderr.close()
         sys.exit(0)
     except (Exception, KeyboardInterrupt) as error:
@@ -75,7 +68,6 @@ def run(app: Callable[[], Any]) -> None:
 
 
 def _ending(error: BaseException) -> tuple[str, int]:
-    """The message and the exit code of an error; no message for a bug of ours."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", INTERRUPTED
     if isinstance(error, DynamicclError):
@@ -92,12 +84,11 @@ def _ending(error: BaseException) -> tuple[str, int]:
     if isinstance(error, OSError):
         advice = _ADVICE.get(error.errno or 0)
         return f"error: {error}{f'; {advice}' if advice else ''}", MachineError.exit_code
-    # Typer's base class of what is wrong with a command line is not public.
+    # Typer's base class of usage errors is not public.
     return (_wrong_usage(error) if hasattr(error, "format_message") else ""), UserError.exit_code
 
 
 def _wrong_usage(error: Any) -> str:
-    """Typer's usage error on one line, with the value and where to find help."""
     if type(error).__name__ == "NoArgsIsHelpError":
         return str(error.format_message())
     said = error.format_message().rstrip(".")
@@ -110,10 +101,7 @@ def _wrong_usage(error: Any) -> str:
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """Tell on stderr how long the block has taken: in place on a terminal, else in lines.
-
-    The first line comes after 5 s, so that what is fast says nothing.
-    """
+    """Tell on stderr how long the block has taken: in place on a terminal, else in lines."""
     ended, stream, began = threading.Event(), sys.stderr, time.monotonic()
     in_place = stream.isatty()
     end = "" if in_place else "\n"
@@ -146,7 +134,7 @@ def interruptible(advice: Callable[[], str]) -> Iterator[None]:
 
 
 def configure_logging(*, verbose: bool) -> None:
-    """Send our log lines to stderr; `verbose` adds debug lines and tracebacks."""
+    """Log to stderr; `verbose` adds debug lines and tracebacks."""
     logging.basicConfig(
         level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
@@ -159,7 +147,7 @@ def print_json(document: object) -> None:
 
 
 def parse_group(text: str) -> tuple[int, int]:
-    """(nodes, ranks per node) of a text such as `16x8`; raises UserError."""
+    """(nodes, ranks per node) of `16x8`; raises UserError."""
     found = re.fullmatch(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,3})", text)
     if found is None:
         raise UserError(f"--group {text} is no NODESxRANKS; write 16x8 for 16 nodes of 8 ranks")

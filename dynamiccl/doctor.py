@@ -1,10 +1,4 @@
-"""Checks of a machine before a sweep or a job, and what they ask of it.
-
-A check is what was found of a `Machine`. Those of a sweep are made in `collect/checks.py`, those of
-a job in `serve/doctor.py`; what both ask about NCCL is here, and `report` prints them.
-
-Nothing here loads a library into this process.
-"""
+"""Checks of a machine before a sweep or a job; none loads a library into this process."""
 
 import glob
 import os
@@ -23,8 +17,6 @@ from dynamiccl.errors import MachineError, UnknownName
 from dynamiccl.libraries import is_ours
 from dynamiccl.nccl import NcclVersion
 
-# --- What a check says ---
-
 
 class CheckStatus(StrEnum):
     """The result of a check."""
@@ -32,9 +24,8 @@ class CheckStatus(StrEnum):
     OK = "ok"
     #: It works, and something may mislead or is lacking.
     WARN = "warn"
-    #: It cannot work like this, or would do something else.
+    #: It cannot work, or would do something else.
     FAIL = "fail"
-    #: It could not be found out here.
     UNKNOWN = "unknown"
 
 
@@ -43,12 +34,11 @@ OK, WARN, FAIL, UNKNOWN = CheckStatus
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: what was checked, what was found, and advice."""
+    """What was checked, what was found, and advice."""
 
     name: str
     status: CheckStatus
     found: str
-    #: What to do; empty when there is nothing to do.
     advice: str = ""
 
 
@@ -64,7 +54,7 @@ _MARKS: Final = dict(zip(CheckStatus, ("ok", "WARN", "FAIL", "?"), strict=True))
 
 
 def report(checks: Sequence[Check], *, as_json: bool) -> int:
-    """Print the checks with their advice; returns 0, or where one failed a MachineError's code."""
+    """Print checks and advice; returns 0, or MachineError's code where one failed."""
     ok, warned, failed, unknown = (sum(c.status is v for c in checks) for v in CheckStatus)
     lines = []
     for check in checks:
@@ -78,16 +68,12 @@ def report(checks: Sequence[Check], *, as_json: bool) -> int:
     return MachineError.exit_code if failed else 0
 
 
-# --- The machine ---
-
-
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
     """Exit status and output of a program."""
 
-    #: None when it is not there, or had not ended in time.
+    #: None when the program is missing or did not end in time.
     returncode: int | None
-    #: Standard output and standard error.
     output: str
 
     @property
@@ -97,26 +83,23 @@ class ProgramResult:
 
     @property
     def first_line(self) -> str:
-        """The first line of output that is not empty, or "no output"."""
+        """The first line that is not empty, or "no output"."""
         return next(filter(str.strip, self.output.splitlines()), "no output").strip()
 
     @property
     def last_line(self) -> str:
-        """The last line of output, or "no output"; where Python fails it says why."""
+        """The last line, or "no output"; where Python fails it says why."""
         return self.output.strip().rpartition("\n")[2] or "no output"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that we run on; all that a check may ask. Tests answer from recorded facts."""
+    """All that a check may ask. Tests answer from recorded facts."""
 
     env: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def run(self, *argv: str, limit_s: float = 30.0) -> ProgramResult:
-        """Run a program without input and with plain English output, for `limit_s` at most.
-
-        nvidia-smi on a lost GPU and sinfo without a controller hang.
-        """
+        """Stops at `limit_s`: nvidia-smi on a lost GPU and sinfo without a controller hang."""
         try:
             done = subprocess.run(
                 argv,
@@ -134,7 +117,7 @@ class Machine:
         return ProgramResult(done.returncode, done.stdout.decode(errors="replace"))
 
     def read(self, path: str) -> str | None:
-        """The text of a small file, or None when it cannot be read."""
+        """The text of a small file; None when it cannot be read."""
         try:
             return Path(path).expanduser().read_bytes().decode(errors="replace")
         except OSError:
@@ -145,11 +128,11 @@ class Machine:
         return sorted(glob.glob(str(Path(pattern).expanduser())))  # noqa: PTH207 - absolute patterns
 
     def which(self, name: str, folder: str | None = None) -> str | None:
-        """Path of an executable in `folder`, or on PATH; None without one."""
+        """An executable in `folder`, or on PATH; None without one."""
         return shutil.which(name, path=folder)
 
     def free_bytes(self, path: str) -> int | None:
-        """Free bytes on the file system of `path`, or of its nearest existing parent."""
+        """On the file system of `path`, or of its nearest existing parent."""
         place = Path(path).absolute()
         try:
             return shutil.disk_usage(next(p for p in (place, *place.parents) if p.exists())).free
@@ -157,14 +140,12 @@ class Machine:
             return None
 
 
-# --- NCCL: its library, its settings, and the plugins that it would load ---
-
 #: Loading NCCL loads CUDA with it.
 ASK_VERSION: Final = (
     "import ctypes, sys; number = ctypes.c_int(); "
     "ctypes.CDLL(sys.argv[1]).ncclGetVersion(ctypes.byref(number)); print(number.value)"
 )
-#: Loads a plugin as NCCL does (RTLD_NOW | RTLD_LOCAL, src/os/linux.cc), with nothing else loaded.
+#: As NCCL loads a plugin (RTLD_NOW | RTLD_LOCAL, src/os/linux.cc), with nothing else loaded.
 ASK_PLUGIN: Final = (
     "import ctypes, os, sys; so = ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW | os.RTLD_LOCAL); "
     "print(*[n for n in sys.argv[2:] if hasattr(so, n)])"
@@ -172,7 +153,7 @@ ASK_PLUGIN: Final = (
 
 
 def nccl_version(machine: Machine, path: str) -> NcclVersion | str:
-    """The version of a libnccl, or why it is not known."""
+    """The version, or why it is not known."""
     ran = machine.run(sys.executable, "-c", ASK_VERSION, path)
     if not ran.worked:
         return f"{path} does not load: {ran.last_line}"
@@ -183,7 +164,7 @@ def nccl_version(machine: Machine, path: str) -> NcclVersion | str:
 
 
 def check_plugin(machine: Machine, plugin: str, symbols: Sequence[str]) -> Check:
-    """Whether a library of ours loads by itself and exports these interfaces."""
+    """Whether our library loads by itself and exports these interfaces."""
     ran = machine.run(sys.executable, "-c", ASK_PLUGIN, plugin, *symbols)
     lacks = ", ".join(symbol for symbol in symbols if symbol not in ran.output.split())
     fix = "build it on a machine like the compute nodes ('make plugin'), or name another"
@@ -196,7 +177,7 @@ def check_plugin(machine: Machine, plugin: str, symbols: Sequence[str]) -> Check
 
 
 def nccl_settings(machine: Machine) -> dict[str, tuple[str, str]]:
-    """NCCL_* setting -> (value, source), with NCCL's own precedence (env.rst, v2.30.7)."""
+    """NCCL_* setting -> (value, source), by NCCL's own precedence (env.rst, v2.30.7)."""
     found = {
         name: (value, "environment")
         for name, value in sorted(machine.env.items())
@@ -209,7 +190,7 @@ def nccl_settings(machine: Machine) -> dict[str, tuple[str, str]]:
     return found
 
 
-#: Settings (NAME=VALUE) that overrule a tuner, or that one switches off -> what to do about them.
+#: NAME=VALUE that overrules a tuner, or that one switches off -> what to do.
 _OVERRULING: Final = (
     (
         "NCCL_(ALGO|PROTO)=",  # src/graph/tuning.cc
@@ -246,7 +227,7 @@ def check_settings(machine: Machine) -> Iterator[Check]:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The two kinds of plugin: NCCL loads one of each."""
+    """A kind of plugin: NCCL loads one of each."""
 
     name: str
     variable: str
@@ -266,17 +247,16 @@ class OtherPlugin:
 
     #: The name that NCCL would open, so that each node looks for its own; empty = switched off.
     library: str
-    #: Where it was found, in words.
     place: str
 
 
 def find_other_plugin(
     machine: Machine, role: Role, *, behind_ours: bool = False
 ) -> OtherPlugin | None:
-    """The plugin that NCCL would load in `role` now; `behind_ours`: if none of ours were named.
+    """The plugin that NCCL would load in `role`; `behind_ours`: if none of ours were named.
 
-    That is what the variable names, else the library of that name from the loader's path, else one
-    inside the network plugin (`src/plugin/tuner.cc`, v2.30.7), as AWS's aws-ofi-nccl has it.
+    What the variable names, else on the loader's path, else inside the network plugin
+    (`src/plugin/tuner.cc`, v2.30.7), as in AWS's aws-ofi-nccl.
     """
     settings = nccl_settings(machine)
     value, place = settings.get(role.variable, ("", ""))
@@ -297,7 +277,7 @@ def find_other_plugin(
 
 
 def on_the_loaders_path(machine: Machine, library: str) -> str | None:
-    """Path that dlopen(library) would open, ignoring the program's run paths; or None."""
+    """What dlopen(library) would open, ignoring the program's run paths; or None."""
     for folder in machine.env.get("LD_LIBRARY_PATH", "").split(":"):
         found = machine.paths(f"{folder}/{library}") if folder else []
         if found:

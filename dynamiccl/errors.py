@@ -9,24 +9,23 @@ from pathlib import Path
 
 
 class DynamicclError(Exception):
-    """Base of every error raised on purpose; `exit_code` is what a command ends with."""
+    """`exit_code` is what a command ends with."""
 
     exit_code = 1
 
 
 class UserError(DynamicclError):
-    """Raised when the command line, a recipe or a file that a person wrote is wrong."""
+    """The command line, a recipe or a file that a person wrote is wrong."""
 
     exit_code = 2
 
 
 class UnknownName(UserError):
-    """Raised when a name is not one of the known choices."""
+    """A name is not one of the choices."""
 
     def __init__(
         self, kind: str, value: object, choices: Iterable[str], *, where: str = ""
     ) -> None:
-        """Make the message: kind, value, place, choices, and the closest choice."""
         names = list(choices)
         place = f" in {where}" if where else ""
         listed = ", ".join(names) if names else "none exist"
@@ -35,61 +34,60 @@ class UnknownName(UserError):
 
 
 def near_name(value: object, choices: Iterable[str]) -> str:
-    """` (did you mean 'Ring'?)`, or nothing where no choice is near; before a list of 40 names."""
+    """` (did you mean 'Ring'?)`, or nothing where no choice is near."""
     names = {name.lower(): name for name in choices}
     near = difflib.get_close_matches(str(value).lower(), names, n=1)
     return f" (did you mean '{names[near[0]]}'?)" if near else ""
 
 
 class InvalidSweep(UserError):
-    """Raised when a sweep file does not describe a grid that can be run."""
+    """A sweep file does not describe a grid that can be run."""
 
 
 class MissingPath(UserError):
-    """Raised when a file or directory that was named does not exist."""
+    """A named file or directory does not exist."""
 
     def __init__(self, what: str, path: Path, fix: str) -> None:
-        """Make the message: what was looked for, where, and how to get it."""
         super().__init__(f"no {what} at {path}; {fix}")
 
 
 class DataError(DynamicclError):
-    """Raised when a file is not what it says it is, or holds nothing usable."""
+    """A file is not what it says it is, or holds nothing usable."""
 
     exit_code = 3
 
 
 class OutputError(DataError):
-    """Raised when benchmark output holds no usable row."""
+    """Benchmark output holds no usable row."""
 
 
 class SchemaMismatch(DataError):
-    """Raised when columns or schema version are not those that this release reads."""
+    """Columns or schema version are not those that this release reads."""
 
 
 class CorruptFile(DataError):
-    """Raised when a file's bytes do not decode."""
+    """A file's bytes do not decode."""
 
 
 class ArtifactMismatch(DataError):
-    """Raised when an artifact differs from its manifest."""
+    """An artifact differs from its manifest."""
 
 
 class NotEnoughData(DataError):
-    """Raised when a data set holds too little for what was asked of it."""
+    """A data set holds too little for what was asked of it."""
 
 
 class MachineError(DynamicclError):
-    """Raised when the machine, not the user or the data, is at fault."""
+    """The machine, not the user or the data, is at fault."""
 
     exit_code = 4
 
 
 class PluginError(MachineError):
-    """Raised when the built tuner plugin cannot be loaded or called."""
+    """The built tuner plugin cannot be loaded or called."""
 
 
 class Interrupted(DynamicclError):
-    """Raised when the user stopped a command (exit code 130, as shells use for SIGINT)."""
+    """The user stopped a command (130, as shells use for SIGINT)."""
 
     exit_code = 130

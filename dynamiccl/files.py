@@ -12,10 +12,7 @@ _LIBC = ctypes.CDLL(None)
 
 @contextmanager
 def replacing(path: Path, *, is_synced: bool = False) -> Iterator[Path]:
-    """A hidden name beside `path` to write to, which takes its place where all went well.
-
-    `is_synced`: it is on disk before, for what a power cut must not lose.
-    """
+    """A hidden name, which takes the place of `path` where all went well; `is_synced` before."""
     hidden = path.with_name(f".writing-{path.name}")
     try:
         yield hidden

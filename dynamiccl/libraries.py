@@ -2,9 +2,7 @@
 
     gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8;nccl=22809
 
-The plugin takes it inside a job (`serve/plugin/prepare/prepare.cpp`), a sweep keeps all but the
-NCCL version (`collect/nodes.py`), and an artifact lists those that its tables were measured on.
-Equal texts are the same kind of machine.
+Equal texts are the same kind of machine. Jobs take it in `serve/plugin/prepare/prepare.cpp`.
 """
 
 import re
@@ -16,31 +14,29 @@ from typing import Final
 from dynamiccl.errors import UserError
 from dynamiccl.nccl import NcclVersion
 
-#: NCCL's tuner in a job: agrees once when a communicator is made, then only looks up.
+#: Agrees once when a communicator is made, then only looks up.
 TUNER_NAME: Final = "libnccl-tuner-dynamiccl.so"
 #: The same, with a vendor's tuner asked first.
 VENDOR_NAME: Final = "libnccl-tuner-dynamiccl-vendor.so"
-#: A benchmark's, never a job's: plays the schedule of a sweep.
+#: Never a job's: plays the schedule of a sweep.
 SWEEP_NAME: Final = "libnccl-tuner-dynamiccl-sweep.so"
 #: Switches tables while a job runs, and records its calls.
 ADAPTIVE_NAME: Final = "libnccl-tuner-dynamiccl-adaptive.so"
 #: Records a job's calls, and decides nothing.
 PROFILER_NAME: Final = "libnccl-profiler-dynamiccl.so"
-#: What a job may load.
 JOB_NAMES: Final = (TUNER_NAME, VENDOR_NAME, ADAPTIVE_NAME, PROFILER_NAME)
 NAMES: Final = (*JOB_NAMES, SWEEP_NAME)
-#: Where `make plugin` puts them, from the directory that it is run in.
+#: Of `make plugin`, from where it is run.
 BUILD_DIR: Final = Path("out/plugin")
 #: What the plugin has room for.
 MAX_FINGERPRINT: Final = 200
-#: What a model's name may not hold, as it would be read as punctuation.
 _ODD: Final = re.compile(r"[^ -~]|[;*+=\"\\]")
 _MODEL: Final = r"[^;*+=]+\*\d+"
 _SHAPE: Final = re.compile(rf"gpu={_MODEL}(\+{_MODEL})*;mig=[01];nic=[a-z]+\*\d+;nccl=\d+")
 
 
 def built(name: str) -> Path:
-    """Path of a library built by `make plugin`, below the current directory or our sources."""
+    """A library built by `make plugin`, below the current directory or our sources."""
     here = BUILD_DIR / name
     there = Path(__file__).resolve().parents[1] / here
     return there if there.is_file() and not here.is_file() else here
@@ -52,7 +48,7 @@ def is_ours(library: str) -> bool:
 
 
 def node_part(gpu_models: Iterable[str], *, mig: bool, nic_kind: str | None, num_nics: int) -> str:
-    """The fingerprint without the NCCL version.
+    """The fingerprint without NCCL's version.
 
     >>> node_part(["H100", "H100"], mig=False, nic_kind="roce", num_nics=8)
     'gpu=H100*2;mig=0;nic=roce*8'
@@ -63,12 +59,12 @@ def node_part(gpu_models: Iterable[str], *, mig: bool, nic_kind: str | None, num
 
 
 def with_nccl(node: str, version: NcclVersion) -> str:
-    """The fingerprint with the NCCL version."""
+    """The whole fingerprint."""
     return f"{node};nccl={version.code}"
 
 
 def check_fingerprint(text: str) -> str:
-    """Return `text`; raises UserError when it is no fingerprint."""
+    """Raises UserError for no fingerprint."""
     if not _SHAPE.fullmatch(text) or not text.isprintable() or len(text) > MAX_FINGERPRINT:
         raise UserError(
             f"'{text}' is no fingerprint; one looks like 'gpu=NVIDIA H100 80GB HBM3*8;mig=0;"

@@ -1,8 +1,7 @@
 """NCCL's names, numbers and validity rules, by NCCL version.
 
-This module is the one table: Python reads it directly, and `serve/plugin/vocabulary.h` is generated
-from it (`python -m tests.vocabulary`), so that the two languages cannot drift apart.
-Paths such as `src/enqueue.cc` are in NVIDIA/nccl at v2.30.7-1 unless a tag is given.
+`serve/plugin/vocabulary.h` is generated from here (`python -m tests.vocabulary`). Paths such as
+`src/enqueue.cc` are in NVIDIA/nccl at v2.30.7-1 unless a tag is given.
 """
 
 import re
@@ -15,8 +14,6 @@ from dynamiccl.errors import UnknownName
 
 
 class _Named(IntEnum):
-    """An enum of NCCL's numbers with the spelling of NCCL's log."""
-
     @property
     def wire(self) -> str:
         """NCCL's spelling, e.g. `NVLSTree`, `LL128`, `AllReduce`."""
@@ -24,9 +21,7 @@ class _Named(IntEnum):
 
     @classmethod
     def parse(cls, text: str, *, where: str = "") -> Self:
-        """Read any common spelling: `NVLS_TREE`, `nvlstree` and `NVLSTree` are one algorithm.
-
-        Raises UnknownName with the choices; a name that does not parse never gets a default.
+        """Read any common spelling; raises UnknownName, and never falls back to a default.
 
         >>> Algorithm.parse("NVLS_TREE").wire
         'NVLSTree'
@@ -61,7 +56,7 @@ class Collective(_Named):
         return self.value < NUM_TUNED_COLLECTIVES
 
     def bus_factor(self, num_ranks: int) -> float:
-        """Busbw over algbw for `num_ranks` ranks, as nccl-tests defines it (PERFORMANCE.md).
+        """Busbw over algbw, as nccl-tests defines it (PERFORMANCE.md).
 
         >>> Collective.AllReduce.bus_factor(8)
         1.75
@@ -75,7 +70,7 @@ class Collective(_Named):
 
 
 class Algorithm(_Named):
-    """Index of NCCL's cost table rows; the order never changed from 2.19 to 2.30.7."""
+    """Rows of NCCL's cost table; the order never changed from 2.19 to 2.30.7."""
 
     Tree = 0
     Ring = 1
@@ -87,7 +82,7 @@ class Algorithm(_Named):
 
 
 class Protocol(_Named):
-    """Index of NCCL's cost table columns."""
+    """Columns of NCCL's cost table."""
 
     LL = 0
     LL128 = 1
@@ -95,7 +90,7 @@ class Protocol(_Named):
 
 
 class Transport(StrEnum):
-    """What carries the bytes; fixed when a communicator connects, so part of a launch profile."""
+    """Fixed when a communicator connects, so part of a launch profile."""
 
     P2P = "P2P"
     SHM = "SHM"
@@ -105,18 +100,18 @@ class Transport(StrEnum):
 NUM_TUNED_COLLECTIVES: Final = 5
 NUM_ALGORITHMS: Final = len(Algorithm)
 NUM_PROTOCOLS: Final = len(Protocol)
-#: A cost cell with this value is not available and is never written (`src/include/nccl_tuner.h`).
+#: The cell is not available, and is never written (`src/include/nccl_tuner.h`).
 COST_IGNORE: Final = -1.0
 #: MAXCHANNELS since 2.25 (`src/include/device.h`).
 MAX_CHANNELS: Final = 64
-#: A Ring row this much dearer than the cheapest other cell was relegated by NCCL on purpose
-#: (x1024 for fp8 on more than 8 ranks, `src/enqueue.cc:2017`): it counts as unavailable.
+#: A Ring row this much dearer than the cheapest other cell was relegated by NCCL on purpose (x1024
+#: for fp8 on more than 8 ranks, `src/enqueue.cc:2017`): it counts as unavailable.
 RELEGATED_COST_RATIO: Final = 100.0
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class NcclVersion:
-    """A NCCL release, comparable; `code` is the number that NCCL's header and nccl-tests print."""
+    """A release, comparable."""
 
     major: int
     minor: int
@@ -124,9 +119,7 @@ class NcclVersion:
 
     @classmethod
     def parse(cls, text: str | int) -> Self:
-        """Read `2.29.7`, `2.29.7+cuda12.9`, or a code such as 22907 (2708 before 2.9).
-
-        Raises UnknownName when it is neither.
+        """Read `2.29.7`, `2.29.7+cuda12.9`, 22907 or (before 2.9) 2708; raises UnknownName.
 
         >>> [str(NcclVersion.parse(text)) for text in (22907, "2.8.4", 2804)]
         ['2.29.7', '2.8.4', '2.8.4']
@@ -142,35 +135,33 @@ class NcclVersion:
 
     @classmethod
     def minor_of(cls, text: str | None) -> Self | None:
-        """The minor release of a version, its patch 0; None where it is not known."""
+        """The minor release, its patch 0; None where not known."""
         return None if text is None else replace(cls.parse(text), patch=0)
 
     @property
     def code(self) -> int:
-        """The number in `NCCL_VERSION_CODE` (`src/nccl.h.in`)."""
+        """`NCCL_VERSION_CODE` (`src/nccl.h.in`), as nccl-tests prints it."""
         base = 1000 if (self.major, self.minor) < (2, 9) else 10_000
         return self.major * base + self.minor * 100 + self.patch
 
     def __str__(self) -> str:
-        """Dotted, such as 2.29.7."""
         return f"{self.major}.{self.minor}.{self.patch}"
 
 
-#: First NCCL release that takes each tuner ABI that we have (`src/misc/tuner.cc`, later
-#: `src/plugin/tuner.cc`).
+#: First release with each tuner ABI (`src/misc/tuner.cc`, later `src/plugin/tuner.cc`).
 TUNER_ABI_SINCE: Final[Mapping[int, NcclVersion]] = {
     4: NcclVersion(2, 24),
     5: NcclVersion(2, 28),
     6: NcclVersion(2, 30),
 }
 
-#: The minor releases under which our tuners act in a job: those whose tuner calls were read in the
-#: source (NVIDIA/nccl v2.27.3-1 to v2.30.7-1). Of 2.31 an alpha alone was (86fa684d, whose code is
-#: that of 2.31.0); 2.31.2 and 2.32 ask about symmetric kernels in ways that were not.
+#: Under these minor releases our tuners act: their tuner calls were read in the source (NVIDIA/nccl
+#: v2.27.3-1 to v2.30.7-1). Of 2.31 only an alpha was (86fa684d, whose code is that of 2.31.0);
+#: 2.31.2 and 2.32 ask about symmetric kernels in ways that were not.
 OLDEST_ACTING: Final = NcclVersion(2, 27)
 NEWEST_ACTING: Final = NcclVersion(2, 30)
 
-#: The newest minor release whose source was looked at (NVIDIA/nccl, v2.32.6-1).
+#: The newest minor release whose source was looked at (v2.32.6-1).
 NEWEST_KNOWN: Final = NcclVersion(2, 32)
 
 _ALL_PROTOCOLS: Final = frozenset(Protocol)
@@ -181,7 +172,7 @@ _COLLNET_GATHER: Final = {
     Algorithm.NVLS: _SIMPLE_ONLY,
     Algorithm.PAT: _SIMPLE_ONLY,
 }
-#: Which protocols each (collective, algorithm) can run (`src/graph/tuning.cc`, ncclTopoTuneModel).
+#: `src/graph/tuning.cc`, ncclTopoTuneModel.
 VALID_PROTOCOLS: Final[Mapping[Collective, Mapping[Algorithm, frozenset[Protocol]]]] = {
     Collective.Broadcast: {Algorithm.Ring: _ALL_PROTOCOLS},
     Collective.Reduce: {Algorithm.Ring: _ALL_PROTOCOLS},
@@ -196,22 +187,18 @@ VALID_PROTOCOLS: Final[Mapping[Collective, Mapping[Algorithm, frozenset[Protocol
         Algorithm.NVLSTree: _SIMPLE_ONLY,
     },
 }
-#: First release of an algorithm, where it is later than the oldest that takes our plugin.
+#: Where later than the oldest release that takes our plugin.
 ALGORITHM_SINCE: Final[Mapping[Algorithm, NcclVersion]] = {Algorithm.PAT: NcclVersion(2, 23)}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Config:
-    """The config requested of NCCL for one call. `None` means AUTO: NCCL decides that knob.
-
-    The all-AUTO config is `ABSTAIN`. Transport, threads and buffers are not here: NCCL fixes them
-    per process, so they belong to a launch profile.
-    """
+    """What is requested of NCCL for one call; None means AUTO: NCCL decides that knob."""
 
     algorithm: Algorithm | None = None
     protocol: Protocol | None = None
     num_channels: int | None = None
-    #: Chunk size in bytes, settable per call from NCCL 2.30 (tuner v6).
+    #: Per call from NCCL 2.30 on (tuner v6).
     chunk_bytes: int | None = None
 
     @property
@@ -242,10 +229,10 @@ def invalid_reason(
     version: NcclVersion | None = None,
     num_nodes: int | None = None,
 ) -> str | None:
-    """Why NCCL cannot run `config` for `collective`, or None when it can.
+    """Why NCCL cannot run `config`, or None when it can.
 
-    `version` and `num_nodes` may be unknown; then the rules that need them are not applied.
-    Hardware conditions (NVSwitch for NVLS, NVLink for LL128) show in the cost table, not here.
+    Rules that need an unknown `version` or `num_nodes` are not applied. Hardware conditions
+    (NVSwitch for NVLS, NVLink for LL128) show in the cost table, not here.
 
     >>> invalid_reason(Config(Algorithm.PAT, Protocol.LL128), Collective.AllReduce)
     'AllReduce has no PAT'
@@ -282,16 +269,11 @@ def _invalid_reasons(
         yield "NVLSTree needs more than one node"
 
 
-# --- The cost model: from latency and bandwidth to a time (`src/graph/tuning.cc`) ---
-#
-#     time = latency x plateau + bytes / (bandwidth x correction)
-#
-# NCCL logs latency and bandwidth of every cell once for each communicator. Both corrections are
-# AllReduce's (`ncclTopoGetAlgoTime`, 2.19 to 2.30.7): Tree's bandwidth by size, and the latency of
-# Ring/Simple between nodes from 64 bytes per channel and rank on. NVLSTree's, on some Blackwell
-# machines from 2.29.2 on, depends on what is not logged, and is left to the simulator's full model.
+# The cost model: time = latency x plateau + bytes / (bandwidth x correction)
+# (`src/graph/tuning.cc`). Both corrections are AllReduce's (`ncclTopoGetAlgoTime`, 2.19 to 2.30.7).
+# NVLSTree's (Blackwell, 2.29.2 on) depends on what is not logged: see the simulator.
 
-#: `treeCorrectionFactor` by floor(log2(bytes / 64)): bandwidth that medium sizes really get.
+#: `treeCorrectionFactor` by floor(log2(bytes / 64)).
 TREE_CORRECTION: Final[Mapping[Protocol, Sequence[float]]] = {
     Protocol.LL: (
         1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5,
@@ -306,16 +288,16 @@ TREE_CORRECTION: Final[Mapping[Protocol, Sequence[float]]] = {
         0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 0.9,
     ),
 }  # fmt: skip
-#: Entries that Tree uses of them.
+#: Entries that Tree uses.
 TREE_CORRECTED: Final = 23
-#: From so many bytes per channel and rank on, Ring/Simple's latency is that times as long between
-#: nodes: before Ampere, and since.
+#: From so many bytes per channel and rank on, Ring/Simple's latency between nodes is that times as
+#: long: before Ampere, and since.
 PLATEAU_BYTES: Final = 64
 PLATEAU: Final = (1.9, 1.4)
 
 
 def size_correction(protocol: Protocol, size_bytes: int, entries: int = TREE_CORRECTED) -> float:
-    """Fraction of its bandwidth that a tree reaches at a size; 1 beyond `entries` octaves.
+    """Share of its bandwidth that a tree reaches; 1 beyond `entries` octaves.
 
     >>> size_correction(Protocol.LL, 1 << 18), size_correction(Protocol.LL, 32)
     (0.4, 1.0)

@@ -1,6 +1,6 @@
-"""What repeats say of a cell, a config at one size: a median and its noise, without their drift.
+"""What repeats say of a cell, a config at one size: a median and its noise, without drift.
 
-Statistics are medians: a single call is slow by a multiple now and then.
+Medians, since a single call is slow by a multiple now and then.
 """
 
 import math
@@ -11,23 +11,20 @@ from typing import Final
 
 import numpy as np
 
-#: By id of a cell, (round, log time_us) of each measurement, sorted.
+#: Cell -> sorted (round, log time_us).
 Times = Mapping[Hashable, Sequence[tuple[int, float]]]
-#: Of log times the median, its variance from noise alone, and how many they are.
+#: Median of log times, its variance from noise, number.
 Cell = tuple[float, float, int]
-#: Standard deviation of normal noise = this times the median of its absolute values.
+#: Standard deviation of normal noise over its median absolute value.
 MAD_TO_SIGMA: Final = 1.4826
-#: Variance of the median of n normal values = this / n times theirs (n large).
+#: n times the variance of the median of n normal values over theirs (n large).
 _MEDIAN_VARIANCE: Final = math.pi / 2
 
 
 def cells_of(
     times: Times, log2_size: Mapping[Hashable, float], defaults: Iterable[Hashable]
 ) -> dict[Hashable, Cell]:
-    """The cells of what has a time, by id.
-
-    `log2_size` says which ids there are; `defaults` are those of NCCL's own choice.
-    """
+    """The cells that have a time; `defaults` are those of NCCL's own choice."""
     drift = round_drift([times.get(default, ()) for default in defaults])
     level = {
         cell: (size, [value - drift.get(n, 0.0) for n, value in times[cell]])
@@ -37,7 +34,7 @@ def cells_of(
     differences = [(size, b - a) for size, values in level.values() for a, b in pairwise(values)]
     sigma = {}
     for size in {size for size, _ in level.values()}:
-        # The noise of sizes within 1.5 octaves, if there are twelve differences; else of all.
+        # Of sizes within 1.5 octaves, if there are twelve differences; else of all.
         near = [d for other, d in differences if abs(other - size) <= 1.5]
         taken = near if len(near) >= 12 else [d for _, d in differences]
         spread = MAD_TO_SIGMA * float(np.median(np.abs(taken))) / math.sqrt(2) if taken else 0.03
@@ -48,9 +45,8 @@ def cells_of(
 def cell_of(log_us: Sequence[float], sigma: float) -> Cell:
     """The median of a config's log times and its variance, given the noise of a single one.
 
-    Two further apart than four standard deviations of a difference are no pair: the faster one
-    counts alone, since single calls are slow now and then and none is fast by chance. Three or more
-    that scatter twice as far as the noise, as on a machine with two states, have their own scatter.
+    Of two that differ by over four standard deviations the faster counts alone. Three or more that
+    scatter twice as far as the noise (a machine with two states) keep their own scatter.
     """
     count, middle = len(log_us), float(np.median(log_us))
     if count == 2 and abs(log_us[0] - log_us[1]) > 4.0 * math.sqrt(2) * sigma:
@@ -65,14 +61,13 @@ def cell_of(log_us: Sequence[float], sigma: float) -> Cell:
 def round_drift(of_defaults: Iterable[Sequence[tuple[int, float]]]) -> dict[int, float]:
     """What each round adds to all log times, from NCCL's default in every round.
 
-    A round is a run of its own, and all of it may be slow. Medians are polished over tasks and
-    rounds (Tukey, Exploratory Data Analysis, 1977, chapter 11); what comes out is shrunk by how
-    much of it the noise alone would make.
+    Medians polished over tasks and rounds (Tukey, Exploratory Data Analysis, 1977, chapter 11),
+    then shrunk by what noise alone would make.
     """
-    # Of a pair the faster one: that it is slow by chance takes two slow calls.
+    # The faster of a pair: slow by chance takes two slow calls.
     tasks = [dict(reversed(times)) for times in of_defaults]
     seen_in = Counter(number for task in tasks for number in task)
-    # Rounds of fewer tasks have no drift: their median is no protection against a slow call.
+    # The median of fewer tasks is no protection against a slow call.
     rounds = sorted(number for number, count in seen_in.items() if count >= 4)
     if len(rounds) < 2:
         return {}
@@ -85,10 +80,10 @@ def round_drift(of_defaults: Iterable[Sequence[tuple[int, float]]]) -> dict[int,
         drift = drift + np.nanmedian(rest, axis=0)
     seen = np.isfinite(rest)
     sigma = MAD_TO_SIGMA * float(np.median(np.abs(rest[seen])))
-    # The polish has taken its share of the scatter out of what is left.
+    # The polish has taken its share of the scatter.
     left = (1.0 - 1.0 / len(tasks)) * (1.0 - 1.0 / len(rounds))
     noise = _MEDIAN_VARIANCE * sigma**2 / left / seen.sum(axis=0)
-    # Drift counts as far as its variance exceeds twice what noise alone would make of it.
+    # Only what exceeds twice the variance of noise alone is drift.
     real = max(float(np.mean(drift**2 - 2.0 * noise)), 0.0)
     share = real / (real + noise) if real > 0 else np.zeros(len(rounds))
     return dict(zip(rounds, (drift * share).tolist(), strict=True))

@@ -1,10 +1,9 @@
 r"""The schedule of configs that the tuner plugin applies in sweep mode, and the plugin's report.
 
-One nccl-tests process measures a whole grid. Per communicator it makes, in this order (nccl-tests
-2.16 and later, `src/common.cu`): the warm-up, a few calls of some sizes each; then for each cycle
-of `-N`, for each size, out-of-place and then in-place: one synchronising call, n timed calls, c
-check calls. A *block* is one (cycle, size): all its calls get one Config, and the warm-up gets
-NCCL's own choice. Every rank plays the same file, so every rank answers alike.
+One nccl-tests process measures a whole grid (2.16 and later, `src/common.cu`): the warm-up; then
+for each cycle of `-N`, each size, out-of-place and then in-place: one synchronising call, n timed
+calls, c check calls. A *block* is one (cycle, size): all its calls get one Config. Every rank plays
+the same file.
 
 Schedule file, all numbers little-endian, packed:
 
@@ -38,8 +37,6 @@ Report file, which one rank of a launch writes while it plays (`serve/plugin/swe
     40      24     zero
     64      ...    chunk sizes [block]: uint32
     ...     ...    states [block]: uint8, see BlockState
-
-Format history of both: 1, the first.
 """
 
 import struct
@@ -57,17 +54,16 @@ SCHEDULE_MAGIC: Final = b"DCSCHED\0"
 SCHEDULE_VERSION: Final = 1
 REPORT_MAGIC: Final = b"DCPLAYS\0"
 REPORT_VERSION: Final = 1
-#: The plugin refuses a schedule with more. 2^20 blocks are 512 configs x 40 sizes x 51 repeats.
+#: The plugin refuses more; 2^20 are 512 configs x 40 sizes x 51 repeats.
 MAX_BLOCKS: Final = 1 << 20
 MAX_CONFIGS: Final = 1 << 12
 MAX_SIZES: Final = 1 << 12
 MAX_WARMUP_RUNS: Final = 1 << 12
-#: Of one half of a block, or of one warm-up run.
+#: Of half a block, or a warm-up run.
 MAX_CALLS: Final = 1 << 24
-#: FNV-1a, 64 bits (draft-eastlake-fnv): not a signature, only a guard against damaged files.
+#: FNV-1a, 64 bits (draft-eastlake-fnv): only a guard against damaged files.
 FNV_OFFSET: Final = 0xCBF29CE484222325
 FNV_PRIME: Final = 0x100000001B3
-#: In an algorithm or protocol column: NCCL decides that knob itself.
 AUTO: Final = -1
 _INT32_MAX: Final = (1 << 31) - 1
 _HEADER: Final = struct.Struct("<8sI9i")
@@ -77,7 +73,6 @@ _SIZE: Final = struct.Struct("<Q")
 _BLOCK: Final = struct.Struct("<H")
 _CHECKSUM_BYTES: Final = 8
 _REPORT: Final = struct.Struct("<8sIi3Q24x")
-#: A chunk size and a state.
 _REPORT_BLOCK_BYTES: Final = 4 + 1
 SCHEDULE_HEADER_BYTES: Final = _HEADER.size
 REPORT_HEADER_BYTES: Final = _REPORT.size
@@ -92,16 +87,15 @@ MAX_SCHEDULE_BYTES: Final = (
 
 
 class BlockState(IntEnum):
-    """The state of one block in the report."""
+    """The state of a block in the report."""
 
     NOT_REACHED = 0
     #: The schedule asks for NCCL's own choice.
     ABSTAINED = 1
-    #: Every call so far got the block's config.
+    #: Every call so far got the config.
     PLAYED = 2
-    #: NCCL's cost table has no cell that the config could win; NCCL's own choice ran.
+    #: No cell of NCCL's cost table that the config could win; NCCL's own choice ran.
     UNAVAILABLE = 3
-    #: Some calls got the config and some did not.
     MIXED = 4
 
 
@@ -109,16 +103,16 @@ class BlockState(IntEnum):
 class Schedule:
     """Which Config each call of one nccl-tests process gets.
 
-    Sizes are NCCL's nBytes: element size x count, x ranks for AllGather and ReduceScatter, which is
-    nccl-tests' size column. Raises InvalidSweep when built from what the plugin would refuse.
+    Sizes are nccl-tests' size column: element size x count, x ranks for AllGather and
+    ReduceScatter. Raises InvalidSweep for what the plugin would refuse.
     """
 
     collective: Collective
     num_ranks: int
     num_nodes: int
-    #: (nBytes, calls) of each run of equal calls before the first block; NCCL's own choice.
+    #: (nBytes, calls) of runs of equal calls before the first block; NCCL's own choice.
     warmup: tuple[tuple[int, int], ...]
-    #: 2: out-of-place and in-place; 1 where a benchmark has no in-place half.
+    #: Out-of-place and in-place; 1 where a benchmark has no in-place half.
     halves: int = 2
     #: 1 synchronising + n timed + c check calls.
     calls_per_half: int
@@ -133,16 +127,16 @@ class Schedule:
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks, in the order of nccl-tests' rows: cycle by cycle, all sizes."""
+        """In the order of nccl-tests' rows: cycle by cycle, all sizes."""
         return len(self.cycles) * len(self.sizes)
 
     @property
     def content_hash(self) -> str:
-        """Value of DYNAMICCL_SCHEDULE_HASH: the file's checksum, 16 hexadecimal digits."""
+        """DYNAMICCL_SCHEDULE_HASH: the file's checksum, 16 hexadecimal digits."""
         return f"{int.from_bytes(self.to_bytes()[-_CHECKSUM_BYTES:], 'little'):016x}"
 
     def to_bytes(self) -> bytes:
-        """The file's bytes; equal schedules give equal bytes."""
+        """Equal schedules give equal bytes."""
         blocks = list(chain.from_iterable(self.cycles))
         index = {config: number for number, config in enumerate(dict.fromkeys(blocks))}
         counts = (len(self.warmup), len(self.sizes), len(self.cycles), len(index))
@@ -160,10 +154,7 @@ class Schedule:
 
 
 def totals_of(data: bytes, *, where: str = "the schedule") -> tuple[str, int]:
-    """`content_hash` of a schedule and all calls of a communicator, from its file's bytes.
-
-    Raises CorruptFile, naming `where`, for bytes that are not as `to_bytes` made them.
-    """
+    """`content_hash` and all calls of a communicator; raises CorruptFile, naming `where`."""
     body, checksum = data[:-_CHECKSUM_BYTES], int.from_bytes(data[-_CHECKSUM_BYTES:], "little")
     if len(body) < _HEADER.size or fnv1a(body) != checksum:
         raise CorruptFile(f"{where} is damaged: its checksum does not match; run the launch again")
@@ -175,25 +166,20 @@ def totals_of(data: bytes, *, where: str = "the schedule") -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayReport:
-    """What the plugin applied, as one rank saw it; written continuously, so it survives a kill.
+    """What the plugin applied, as one rank saw it; written continuously, so it survives a kill."""
 
-    A copy of the ranks' common course: all see the same sizes and the same available cells.
-    """
-
-    #: As `Schedule.content_hash`.
     schedule_hash: str
-    #: Exact once the communicator was freed; before that as of the last call that is not timed.
+    #: Exact once the communicator was freed; before that as of the last untimed call.
     calls: int
-    #: One for each block, in block order.
     states: tuple[BlockState, ...]
-    #: Smallest chunk size in bytes that NCCL was given in each block; 0: NCCL kept its own.
+    #: The smallest that NCCL was given in each block; 0: NCCL kept its own.
     chunk_bytes: tuple[int, ...]
-    #: The call, counted from 1, that was not the one expected: from it on nothing was played.
+    #: From 1: the call that was not as expected; from it on nothing was played.
     stopped_at_call: int | None = None
 
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str = "the sweep report") -> Self:
-        """Read a report file's bytes; raises CorruptFile, naming `where`, for anything odd."""
+        """Raises CorruptFile, naming `where`, for anything odd."""
         header = _REPORT.unpack_from(data.ljust(_REPORT.size, b"\0"))
         magic, version, num_blocks, digest, calls, stopped = header
         states_at = len(data) - num_blocks
@@ -222,7 +208,7 @@ class PlayReport:
 
 
 def fnv1a(data: bytes) -> int:
-    """64-bit FNV-1a hash of `data`.
+    """64-bit FNV-1a hash.
 
     >>> hex(fnv1a(b"a"))
     '0xaf63dc4c8601ec8c'
@@ -234,7 +220,7 @@ def fnv1a(data: bytes) -> int:
 
 
 def config_columns(config: Config) -> tuple[int, int, int, int, int]:
-    """A config as schedules and tables hold it; the fourth, `act`, is 0 for ABSTAIN alone."""
+    """As in schedules and tables; the fourth, `act`, is 0 for ABSTAIN alone."""
     return (
         AUTO if config.algorithm is None else config.algorithm,
         AUTO if config.protocol is None else config.protocol,
@@ -245,7 +231,6 @@ def config_columns(config: Config) -> tuple[int, int, int, int, int]:
 
 
 def _problems(schedule: Schedule) -> Iterator[str]:
-    """Why the plugin or NCCL would refuse a schedule."""
     sizes = (*schedule.sizes, *(size for size, _ in schedule.warmup))
     bounds = (
         ("num_ranks", schedule.num_ranks, 1, _INT32_MAX),

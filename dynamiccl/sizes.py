@@ -1,23 +1,21 @@
 """Size bins: quarter-octaves of NCCL's nBytes, in integers only.
 
-A bin is the nearest quarter power of two, so that 2^k and what rounding makes of it (2^k - 16) fall
-into one bin. Every rank and both languages must find the same bin, so no floating point is used:
-the mantissa is compared with four fixed-point thresholds, which the C++ header shares.
+A bin is the nearest quarter power of two, so that 2^k and a rounded 2^k - 16 share one. All ranks
+and both languages must find the same bin: hence no floating point, but fixed-point thresholds.
 """
 
 import math
 from typing import Final
 
-#: Bins per octave (a factor of two in size).
 BINS_PER_OCTAVE: Final = 4
-#: 2^(1/8), 2^(3/8), 2^(5/8), 2^(7/8) in 1.32 fixed point, rounded up: the edges between bins.
+#: 2^(1/8), 2^(3/8), 2^(5/8), 2^(7/8) in 1.32 fixed point, rounded up.
 EDGES_Q32: Final = (4_683_695_048, 5_569_883_476, 6_623_745_059, 7_877_004_752)
-#: Sizes of 2^62 bytes and more have no bin, so that shifts stay inside 64 bits.
+#: Larger sizes have no bin, so that shifts stay inside 64 bits.
 MAX_SIZE_BITS: Final = 62
 
 
 def size_bin(size_bytes: int) -> int:
-    """Bin of a message of `size_bytes` (NCCL's nBytes); -1 for 0 and for absurd sizes.
+    """The bin of a message; -1 for 0 and for absurd sizes.
 
     >>> [size_bin(n) for n in (1, 2, 3, 4, 1 << 20, (1 << 20) - 16)]
     [0, 4, 6, 8, 80, 80]
@@ -30,7 +28,7 @@ def size_bin(size_bytes: int) -> int:
 
 
 def bin_center_bytes(index: int) -> int:
-    """The size in bytes that stands for a bin: its quarter power of two, rounded.
+    """The size that stands for a bin: its quarter power of two, rounded.
 
     >>> bin_center_bytes(80), bin_center_bytes(6)
     (1048576, 3)
@@ -45,7 +43,7 @@ def bin_first_byte(index: int) -> int:
     (961549, 80, 79)
     """
     octave, quarter = divmod(index, BINS_PER_OCTAVE)
-    # The edge below quarter 0 is the last edge of the octave before.
+    # The edge below quarter 0 is the last of the octave before.
     edge = EDGES_Q32[quarter - 1] if quarter else EDGES_Q32[-1]
     shift = 32 - (octave if quarter else octave - 1)
     return -(-edge >> shift) if shift >= 0 else edge << -shift

@@ -1,10 +1,6 @@
 """The policies of a report: learned ones, and the simple ones that they have to beat.
 
-Everything chooses among the actions that were measured for a task, on the same cold information:
-workload and system; but for the oracle, which looks at the answers. Tables of configs by size are
-made straight from the measured times of training and validation tasks, a family of tasks by itself;
-a regression predicts the time of every config. AutoCCL's search knows neither data nor model, and
-tries configs of the test task. T tasks, A actions.
+All but AutoCCL's search and the oracle know workload and system alone. T tasks, A actions.
 """
 
 from abc import ABC, abstractmethod
@@ -30,37 +26,36 @@ from dynamiccl.train.policy import TorchPolicy
 
 Actions = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
-#: Columns of a task that are numbers; unknown ones are NaN.
+#: Unknown ones are NaN.
 _NUMBERS: Final = (
     *("num_nodes", "ranks_per_node", "compute_capability", "nvlink_generation"),
     *("nvlinks_per_gpu", "nic_gbits_per_s", "nics_per_node"),
 )
-#: Columns that name one of several; a name that training did not have is NaN.
+#: Names that training did not have are NaN.
 _NAMES: Final = (
     *("system", "nccl_version", "collective", "datatype", "launch_profile"),
     *("nvswitch", "nic_kind", "cpu_vendor"),
 )
 #: Probes of which the median is compared, as in a job's brain (serve/brain.py, MIN_CALLS).
 REPEATS: Final = 3
-#: What makes tasks of different sizes one family: a table of configs is kept for each.
+#: Tasks that differ in size alone.
 FAMILY: Final = (
     *("system", "nccl_version", "num_nodes", "ranks_per_node"),
     *("collective", "datatype", "launch_profile"),
 )
 Rows = npt.NDArray[np.int64]
-#: What a table has a row for: columns of tasks, or expressions of them.
 Key = Sequence[str | pl.Expr]
 
 
 class Policy(Protocol):
-    """Chooses an action (index into the data set's catalogue) for every task of a grid."""
+    """Chooses an action of the data set's catalogue for every task of a grid."""
 
     name: str
-    #: (T,) of a search: the calls of each task that it tried in its last `choose`.
+    #: (T,) of a search: the calls that its last `choose` tried.
     probes: Actions | None = None
 
     def choose(self, grid: TaskGrid) -> Actions:
-        """(T,) one measured action a task; equal grids give equal choices."""
+        """(T,) measured actions; equal grids give equal choices."""
 
 
 class NcclDefault(Policy):
@@ -74,7 +69,7 @@ class NcclDefault(Policy):
 
 
 class Random(Policy):
-    """A uniform choice among the measured configs of each task, NCCL's default included."""
+    """A uniform choice among measured configs, NCCL's default included."""
 
     name = "random"
 
@@ -85,7 +80,7 @@ class Random(Policy):
 
 
 class Oracle(Policy):
-    """The best measured config: regret 0."""
+    """The best measured config."""
 
     name = "oracle"
 
@@ -98,7 +93,6 @@ class LearnedPolicy(Policy):
     """A trained policy on cold observations; a gated one chooses what passed, as its tables do."""
 
     def __init__(self, policy: TorchPolicy, catalogue: Catalogue, name: str) -> None:
-        """Map the policy's catalogue onto that of a data set."""
         self.name = name
         self._policy = policy
         held = set(catalogue.configs)
@@ -112,7 +106,7 @@ class LearnedPolicy(Policy):
         return self.choose_among(grid.tasks, grid.mask)
 
     def choose_among(self, tasks: pl.DataFrame, mask: npt.NDArray[np.bool_]) -> Actions:
-        """(T,) actions for tasks, among those of the data's that `mask` (T, A) allows."""
+        """(T,) actions of the data, among those that `mask` (T, A) allows."""
         manifest = self._policy.manifest
         tasks = with_noise(tasks, manifest.noise_table())
         observations = cold_observations(tasks, manifest.launch_profiles, manifest.cost_table())
@@ -124,7 +118,7 @@ class LearnedPolicy(Policy):
 def let_through(
     manifest: Manifest, tasks: pl.DataFrame
 ) -> tuple[npt.NDArray[np.bool_], ChannelRule]:
-    """(T, A) actions that a policy's gate allows on each task, all without a gate; and its rule."""
+    """(T, A) actions that a policy's gate allows, all without a gate; and its rule."""
     supports = {tuple(getattr(s, name) for name in SHAPE_COLUMNS): s for s in manifest.supports}
     mask = np.ones((tasks.height, len(manifest.catalogue)), dtype=np.bool_)
     mask[:, ABSTAIN_ACTION + 1 :] = all(s.gated is None for s in manifest.supports)
@@ -145,7 +139,7 @@ def let_through(
 
 
 def rows_by(tasks: pl.DataFrame, key: Key) -> dict[tuple[object, ...], Rows]:
-    """Key -> row numbers of its tasks, in order."""
+    """Key -> rows of its tasks, in order."""
     keyed = tasks.select(key)
     grouped = keyed.with_row_index("row").group_by(keyed.columns, maintain_order=True)
     return {each: part["row"].to_numpy().astype(np.int64) for each, part in grouped}
@@ -157,11 +151,7 @@ def make_policies(
     catalogue: Catalogue,
     learned: Sequence[tuple[str, TorchPolicy]],
 ) -> list[Policy]:
-    """The learned policies, then the baselines; these are told what policies are.
-
-    Last come those that nothing simple can be: the search, which tries configs on the test tasks,
-    and the oracle.
-    """
+    """The learned policies, then the baselines; the search and the oracle come last."""
     told = training.joined(validation)
     return [
         *(LearnedPolicy(policy, catalogue, name) for name, policy in learned),
@@ -179,29 +169,24 @@ def make_policies(
 
 
 class Predictor(Policy, ABC):
-    """A policy that predicts the time of every action, and takes the smallest."""
+    """Predicts the time of every action, and takes the smallest."""
 
     @abstractmethod
     def predict(self, grid: TaskGrid) -> Float64Array:
         """(T, A) ln(time / NCCL's default); inf = unknown, 0 of the default itself."""
 
     def choose(self, grid: TaskGrid) -> Actions:
-        """The measured action with the smallest prediction; NCCL's default on ties."""
+        """NCCL's default on ties."""
         return np.asarray(np.where(grid.mask, self.predict(grid), np.inf).argmin(axis=1))
 
 
 class BestFixed(Policy):
-    """The one config of each family that was best over its training sizes.
-
-    Best = least mean log time over NCCL's default; a config counts as the default where it was not
-    measured, and the default itself is a candidate.
-    """
+    """Each family's config of least mean log time, as the default where it was not measured."""
 
     name = "best-fixed"
     key: Key = FAMILY
 
     def __init__(self, training: TaskGrid) -> None:
-        """Pick the config of each key from its training tasks."""
         self._best = {
             each: int(np.argmin(self._score(training.times_us[rows])))
             for each, rows in rows_by(training.tasks, self.key).items()
@@ -217,13 +202,12 @@ class BestFixed(Policy):
 
     @staticmethod
     def _score(times_us: Float64Array) -> Float64Array:
-        """(A,) of the times (n, A) of a key's tasks, what is least for the best config."""
         log_ratio = np.log(times_us / times_us[:, [ABSTAIN_ACTION]])
         return np.asarray(np.nan_to_num(log_ratio, nan=0.0).mean(axis=0))
 
 
 class PooledFixed(BestFixed):
-    """The same, one config for all group shapes: what an environment variable can do."""
+    """One config for all group shapes: what an environment variable can do."""
 
     name = "pooled-fixed"
     key = ("system", "collective")
@@ -232,13 +216,11 @@ class PooledFixed(BestFixed):
 class FiveBins(BestFixed):
     """The fastest row in each of five size ranges, as NVIDIA's script does.
 
-    Bins and rule of `ext-tuner/example/scripts/optimize_config.py` (v2.28.9-1, ConfigOptimizer with
-    its own size ranges): of all rows of a bin the one with the least latency wins, whatever size it
-    was measured at; so the smallest size of a bin decides for all of it.
+    `ext-tuner/example/scripts/optimize_config.py` (v2.28.9-1, ConfigOptimizer with its own ranges):
+    the least latency of a bin wins whatever its size.
     """
 
     name = "five-bins"
-    #: Largest size of each bin but the last, bytes.
     EDGES_BYTES: Final = (1024, 64 * 1024, 1024 * 1024, 16 * 1024 * 1024)
     key = (
         *FAMILY,
@@ -247,7 +229,6 @@ class FiveBins(BestFixed):
 
     @staticmethod
     def _score(times_us: Float64Array) -> Float64Array:
-        """The least time of all rows."""
         return np.asarray(np.nan_to_num(times_us, nan=np.inf).min(axis=0))
 
 
@@ -257,7 +238,6 @@ class Interpolated(Predictor):
     name = "interpolated"
 
     def __init__(self, training: TaskGrid) -> None:
-        """Keep the training tasks as the table."""
         self._log_time = np.log(training.times_us)
         self._log_size = np.log2(training.tasks["size_bytes"].to_numpy())
         self._families = rows_by(training.tasks, FAMILY)
@@ -286,34 +266,27 @@ class Interpolated(Predictor):
 
 
 class NearestSize(Interpolated):
-    """The best config of the nearest training size of the same family (by ratio of sizes)."""
+    """The best config of the family's nearest training size (by ratio)."""
 
     name = "nearest-size"
 
     def _log_times(self, known: Rows, log_size: Float64Array) -> Float64Array:
-        """Those of the nearest size."""
         apart = np.abs(self._log_size[known] - log_size[:, None])
         return np.asarray(self._log_time[known[apart.argmin(axis=1)]])
 
 
 def _unknown(grid: TaskGrid) -> Float64Array:
-    """(T, A) predictions without information: 0 of NCCL's default, inf of all others."""
     predicted = np.full(grid.times_us.shape, np.inf)
     predicted[:, ABSTAIN_ACTION] = 0.0
     return predicted
 
 
 class GradientBoosting(Predictor):
-    """Boosted trees over task and config; takes the smallest prediction.
-
-    Histogram-based boosting of scikit-learn (after LightGBM), with names as categories. Of three
-    settings the one that no measured sweep had worse (cross-fitted).
-    """
+    """Histogram boosting (scikit-learn); of three settings the one no measured sweep had worse."""
 
     name = "gradient-boosting"
 
     def __init__(self, training: TaskGrid, catalogue: Catalogue) -> None:
-        """Fit on every measured config of the training tasks."""
         from sklearn.ensemble import HistGradientBoostingRegressor
 
         knobs = pl.DataFrame(catalogue.to_json(), infer_schema_length=None)
@@ -344,7 +317,7 @@ class GradientBoosting(Predictor):
         return predicted
 
     def _features(self, grid: TaskGrid) -> tuple[Rows, Rows, pl.DataFrame]:
-        """(N,) tasks and forced actions that were measured, and N rows of what is known of both."""
+        """(N,) tasks and measured forced actions, and N rows of what is known of both."""
         forced = grid.mask.copy()
         forced[:, ABSTAIN_ACTION] = False
         rows, actions = np.nonzero(forced)
@@ -359,19 +332,16 @@ class GradientBoosting(Predictor):
 class CoordinateDescent(Policy):
     """AutoCCL's search (serve/search/autoccl.py) on what was measured, each task by itself.
 
-    NCCL's own choice is probed first, and stays unless something is faster. A probe is one measured
-    time of a cell, drawn from its independent repeats: the very runs that it is scored on, so that
-    even its cross-fitted figures flatter it, as the oracle's do.
+    Probes are drawn from the very repeats that score it: even cross-fitted figures flatter it.
     """
 
     name = "coordinate-descent"
 
     def __init__(self, catalogue: Catalogue) -> None:
-        """Take the catalogue's configs."""
         self._choices = [Choice(config) for config in catalogue.configs]
 
     def choose(self, grid: TaskGrid) -> Actions:
-        """The action that each task's search ends with; equal grids give equal searches."""
+        """What each task's search ends with; equal grids give equal searches."""
         spaces: dict[Hashable, SearchSpace] = {
             task: SearchSpace(self._choices, np.flatnonzero(mask).tolist())
             for task, mask in enumerate(grid.mask)
@@ -391,7 +361,7 @@ class CoordinateDescent(Policy):
 
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
-    """A policy's name in a report, its folder, and its run where that is known."""
+    """A policy's name in a report, its folder, and its run where known."""
 
     name: str
     folder: Path
@@ -399,10 +369,7 @@ class NamedPolicy:
 
 
 def named_policies(given: Sequence[str], tracking_uri: str) -> list[NamedPolicy]:
-    """Resolve `[NAME=]RUN_OR_ARTIFACT`; the name is that of the run, or of the recipe, by default.
-
-    Names that occur twice get a number. Raises as `policy_directory` and `Manifest.read`.
-    """
+    """Resolve `[NAME=]RUN_OR_ARTIFACT`; equal names get a number. Raises as `Manifest.read`."""
     found = [_resolve(text, tracking_uri) for text in given]
     names = [each.name for each in found]
     return [

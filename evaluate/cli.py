@@ -53,7 +53,7 @@ def report_command(
 
     Example: dynamiccl-evaluate report --data out/data --policy RUN_ID --out out/report
     """
-    # Checked before the heavy imports: a typo should not take five seconds to be told.
+    # Before the heavy imports: a typo should not take five seconds to be told.
     from dynamiccl.datasets.store import part_paths
 
     part_paths(data)
@@ -150,7 +150,6 @@ def gate_command(
 def _load(
     policy: str, tracking_uri: str, terms: tuple[str | None, str | None, int | None, str, float]
 ) -> tuple["TorchPolicy", Path]:
-    """A policy, as its tables would be made by the `terms` of `slack_of`, and its folder."""
     from dynamiccl.datasets.objective import slack_of
     from dynamiccl.train.policy import TorchPolicy
     from dynamiccl.train.tracking import policy_directory
@@ -196,7 +195,6 @@ def _plan(
 def _judge(
     data: Path | None, out: Path | None, known: Path | None, load: _Load, q: float
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What to show, and what gate.json holds."""
     if data is None or out is None:
         missing = "--data FRESH_DATA" if data is None else "--out DIR"
         raise UserError(f"{missing} is missing; or write the sweep to measure with --plan FILE")

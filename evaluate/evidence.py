@@ -1,7 +1,7 @@
 """Evidence for the gate: fresh runs of a config against NCCL's default, paired by run.
 
-Three runs tell little of a bin's variance, so it is shrunk towards that of all tested bins: the
-moderated t of Smyth (2004), as limma's eBayes has it (`shrunk`).
+Three runs tell little of a bin's variance: it is shrunk towards that of all tested bins, as in
+Smyth's moderated t (2004; limma's eBayes).
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,18 +31,17 @@ from dynamiccl.datasets.splits import with_split
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.sizes import bin_center_bytes
 
-#: Minimum number of independent runs of each config in a test.
+#: Independent runs of each config that a test needs.
 MIN_RUNS: Final = 3
-#: Degrees of freedom that all bins together may add to a bin's own, at most; and the share of the
-#: other bins' that they may add. With more, simulated gates break their false discovery rate.
+#: Most degrees of freedom that all bins may add to a bin's own, and share of the other bins' that
+#: they may add: with more, simulated gates break their false discovery rate.
 _MOST_PRIOR: Final = 2.0
 _PRIOR_SHARE: Final = 0.25
 #: Variance of log times that no clock tells from none.
 _LEAST_VARIANCE: Final = 1e-12
-#: Columns that must be equal for two times to form a pair.
+#: Equal in both times of a pair.
 _PAIR: Final = ("sweep", "run", "size_bytes", "datatype", "in_place")
 _RUN: Final = ("sweep", "run")
-#: Columns by which rows are chosen for a bin.
 _WHERE: Final = (*SHAPE_COLUMNS, "collective", "bin")
 Place = tuple[str, int, int]
 """System, nodes and ranks."""
@@ -59,14 +58,13 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One size bin of one collective and group shape, and its verdict."""
+    """A size bin of a collective and group shape, and its verdict."""
 
     system: str
     num_nodes: int
     num_ranks: int
     collective: str
     bin: int
-    #: The policy's action there, and its name.
     action: int
     config: str
     verdict: Verdict = Verdict.ABSTAINS
@@ -77,13 +75,12 @@ class Cell:
     p_value: float | None = None
     low: float | None = None
     high: float | None = None
-    #: The gain that the policy itself predicts; None where it abstains.
+    #: By the policy; None where it abstains.
     predicted: float | None = None
-    #: Channels of the config and of NCCL's own choice, as read back in the policy's data, where the
-    #: test is about them in the fresh runs; None: not read back.
+    #: Read back in the policy's data, or in the fresh runs where the test is about them.
     channels: int | None = None
     own_channels: int | None = None
-    #: Loss that it must stay below where it takes fewer channels; None: it must gain.
+    #: Loss to stay below where it takes fewer channels; None: it must gain.
     slack: float | None = None
 
     @property
@@ -94,12 +91,12 @@ class Cell:
 
     @property
     def place(self) -> Place:
-        """That of its support."""
+        """The place of its support."""
         return self.system, self.num_nodes, self.num_ranks
 
     @property
     def key(self) -> tuple[str, int, int, str, int]:
-        """Place, collective and size bin: one cell of a policy has each."""
+        """Unique among a policy's cells."""
         return *self.place, self.collective, self.bin
 
     @property
@@ -114,7 +111,7 @@ class Cell:
 
 
 def place_of(support: Support) -> Place:
-    """What its cells have for a place."""
+    """The place of its cells."""
     return support.system, support.num_nodes, support.num_ranks
 
 
@@ -147,12 +144,11 @@ class FreshRuns:
         *,
         as_known: bool = False,
     ) -> list[Cell]:
-        """The cells with runs and gain, and a one-sided moderated t-test or why there is none.
+        """The cells with runs, gain and a one-sided moderated t-test, or why there is none.
 
-        On the logarithms of the paired ratios, one a run: what a run does to all its times alike
-        cancels. The p value is that of a gain of `least_gain` or less. With `as_known` a config may
-        take no more channels, and NCCL's own choice no fewer, than the cells say: their slack is
-        of these.
+        On ln of paired ratios, one a run: what slows all of a run cancels. The p value is that of a
+        gain of `least_gain` or less. With `as_known` a config may take no more channels, and NCCL's
+        own choice no fewer, than the cells say.
         """
         found, tested = list(cells), []
         for i, cell in enumerate(cells):
@@ -185,7 +181,7 @@ class FreshRuns:
     def gains(
         self, support: Support, collective: str, bins: Sequence[int], action: int
     ) -> npt.NDArray[np.float64]:
-        """(runs,) log(default / config), the mean over sizes of the bins, for runs with both."""
+        """(runs,) ln(default / config), the mean over sizes of the bins, for runs with both."""
         rows = self._of(support, collective, bins)
         log_us = pl.col("time_us").log().median()
         default, config = (
@@ -197,10 +193,7 @@ class FreshRuns:
         return runs.sort(_RUN)["gain"].to_numpy().astype(np.float64)
 
     def within_runs(self, support: Support, collective: str, bins: Sequence[int]) -> float:
-        """Variance that the noise within processes gives a run's mean log time of the default.
-
-        As if each were measured once; over sizes and buffer placements. 0.0 without repeats.
-        """
+        """Variance of a run's mean ln default time by noise within processes; 0.0 if unknown."""
         rows = self._of(support, collective, bins, action=ABSTAIN_ACTION)
         by_place = rows.group_by([*_PAIR, "default_scope"])
         repeated = by_place.agg(var=pl.col("time_us").log().var()).drop_nulls("var")
@@ -217,21 +210,17 @@ class FreshRuns:
         return None if band is None else float(np.log1p(band))
 
     def band(self, support: Support, collective: str) -> float | None:
-        """The noise band of the fresh runs (unitless); None if unknown."""
+        """The noise band of the fresh runs; None if unknown."""
         return self._bands.get((support.system, collective))
 
     def measured_bins(self, support: Support, collective: str) -> set[int]:
-        """The size bins in which NCCL's default was measured."""
+        """Size bins in which NCCL's default was measured."""
         return set(self._of(support, collective, action=ABSTAIN_ACTION)["bin"])
 
     def one_default(self, support: Support, collective: str, bins: Sequence[int]) -> bool:
-        """Whether NCCL's own (algorithm, protocol) is known to be the same in all `bins`.
-
-        Where no run read it back, NCCL's cost model tells, if it is right at both ends.
-        """
+        """Whether NCCL's own cell is one in all `bins`: read back, else by its cost model."""
         rows = _of(self._own, support).filter(collective=collective)
         of_bins = [rows.filter(bin=each)[:, -2:].unique().rows() for each in bins]
-        # Unless all runs agree it is not known.
         read_back = [None if len(ran) != 1 or None in ran[0] else ran[0] for ran in of_bins]
         seen = {*read_back} - {None}
         if len(seen) != 1 or read_back[0] is None or read_back[-1] is None:
@@ -249,7 +238,6 @@ class FreshRuns:
         return rows if bins is None else rows.filter(pl.col("bin").is_in(list(bins)))
 
     def _channels(self, support: Support, cell: Cell, action: int) -> int | None:
-        """Read back in the cell's bin: the most of a config, the fewest of NCCL's own choice."""
         rows = self._of(support, cell.collective, [cell.bin], action=action)
         used = rows["actual_num_channels"].drop_nulls().to_list()
         return (min if action == ABSTAIN_ACTION else max)(used, default=None)
@@ -257,7 +245,6 @@ class FreshRuns:
     def _predicted(
         self, support: Support, collective: str, bins: Sequence[int]
     ) -> list[tuple[str, str] | None]:
-        """NCCL's cheapest cell in the middle of each bin by its cost model, or None."""
         if self._costs is None:
             return [None] * len(bins)
         sizes = [bin_center_bytes(each) for each in bins]
@@ -269,7 +256,7 @@ class FreshRuns:
 
 
 def costs_of(*data_dirs: Path) -> pl.DataFrame:
-    """NCCL's costs from several data sets; for each group the first one that has any."""
+    """NCCL's costs; for each group from the first data set that has any."""
     found = read_costs(data_dirs[0])
     for each in data_dirs[1:]:
         more = read_costs(each).join(found, on=COST_KEY, how="anti", nulls_equal=True)
@@ -278,13 +265,11 @@ def costs_of(*data_dirs: Path) -> pl.DataFrame:
 
 
 def _rows(frame: pl.DataFrame, catalogue: Catalogue) -> pl.DataFrame:
-    """Comparable rows, with `bin` and `action`."""
     rows = with_split(independent(comparable(quiet(tuned(frame)))))
     return rows.with_columns(catalogue.actions(rows)).drop_nulls("action")
 
 
 def _of(rows: pl.DataFrame, support: Support) -> pl.DataFrame:
-    """The rows of one system, shape, launch profile and NCCL minor version."""
     same = rows.filter(
         system=support.system,
         num_nodes=support.num_nodes,
@@ -299,11 +284,9 @@ def shrunk(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """(B,) variances of bins' gains by run, shrunk over them, and degrees of freedom (B,) of a t.
 
-    The prior's degrees of freedom are Smyth's by the moments of log variances: few where these
-    differ by more than chance (uneven noise), down to the ordinary t. Two things go beyond it. They
-    are bounded: sizes of one process, which may slow them all, are no independent witnesses. And no
-    variance falls below the bin's own: of a slow call in one run or two, the mean is no more than
-    twice its error.
+    The prior's are Smyth's, by the moments of log variances, but bounded, since sizes of one
+    process are no independent witnesses; and no variance falls below the bin's own: with a slow
+    call in one run or two, the mean is no more than twice its error.
     """
     freedom = np.array([len(each) - 1.0 for each in gains])
     own = np.maximum([np.var(each, ddof=1) for each in gains], _LEAST_VARIANCE)
@@ -324,9 +307,7 @@ def passing(
 ) -> npt.NDArray[np.bool_]:
     """(B,) which hypotheses are rejected at false discovery rate `q` (Benjamini, Hochberg 1995).
 
-    `weights` (B,), positive and known before the data, say where gains are expected. Scaled to a
-    mean of 1 they move the rate between hypotheses and add none (Genovese, Roeder and Wasserman
-    2006).
+    `weights` (B,) are known before the data (Genovese, Roeder and Wasserman 2006).
     """
     count = max(len(p_values), 1)
     weighted = p_values * (weights.sum() / count) / weights
@@ -337,7 +318,6 @@ def passing(
 
 
 def _too_many(cell: Cell, max_channels: int | None) -> str:
-    """Why the channels that were read back let no config pass; empty: they do."""
     bounds = [cell.own_channels] if cell.slack is not None else []
     bounds += [] if max_channels is None else [max_channels]
     known = [each for each in bounds if each is not None]
@@ -349,7 +329,6 @@ def _too_many(cell: Cell, max_channels: int | None) -> str:
 
 
 def _other_channels(known: Cell, fresh: Cell) -> str:
-    """Why a slack does not hold for the channels of the fresh runs; empty: it does."""
     was, own_was = known.channels or 0, known.own_channels or 0
     now, own_now = fresh.channels or 0, fresh.own_channels or 0
     if now <= was and own_now >= own_was:

@@ -36,14 +36,7 @@ def explain(
     num_ranks: int,
     system: str | None = None,
 ) -> dict[str, Any]:
-    """What a policy directory says of one message size; raises UserError and UnknownName.
-
-    `system` is needed where several have this shape. The policy is asked at the middle of the
-    size's bin, as for a decision table. `predictions`, the fastest config first, hold its time over
-    NCCL's own, channels as read back, and why it may not be chosen; `margin` and `noise_band` are
-    fractions; `gate` is what the gate made of the size (null: none judged the policy), `reason` a
-    sentence, `warnings` why its tables act nowhere, each with what to do.
-    """
+    """Asks the policy at the middle of the bin; raises UserError and UnknownName."""
     policy = TorchPolicy.load(policy_dir)
     manifest = policy.manifest
     support = _support(manifest, num_nodes, num_ranks, system)
@@ -112,7 +105,7 @@ def explain(
         "noise_band": band,
         "gate": asdict(judged[0]) if judged else None,
         "reason": say("explain", "reason", facts),
-        # A run has no index, and nothing to bind.
+        # A run has no index.
         "warnings": acts_nowhere(policy_dir, support.system)
         if (policy_dir / INDEX_NAME).is_file()
         else [],

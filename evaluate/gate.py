@@ -1,27 +1,20 @@
 """The gate: from a policy and fresh runs to a policy that may be deployed.
 
-For every size bin of every group shape that a table would be made for:
+In every size bin of a table the policy's config passes if
 
-* where the policy leaves the choice to NCCL there is nothing to judge;
-* where it wants a config that was measured in that bin, the config's gain over NCCL's default has
-  to exceed the noise band in fresh runs (`evidence`), at a false discovery rate of `q` over all
-  bins, of which those have more in which the policy predicts more gain: it says where to look, and
-  is no evidence;
-* with slack, and a config that takes fewer channels than NCCL's own choice in the fresh runs, too,
-  its loss has to be below the slack instead: a test of non-inferiority;
-* bins that nobody measured, between two that passed with one config, pass with it where NCCL's own
-  choice is the same in all of them (`let_bins_between_pass`);
-* everything else abstains, and so does whatever the data set never had: other hardware, another
-  minor version of NCCL, another group shape.
+* its gain exceeds the noise band in fresh runs (`evidence`), at a false discovery rate of `q` over
+  all bins, weighted by the gain that the policy predicts: it says where to look;
+* or, with slack and fewer channels than NCCL's own choice in the fresh runs too, its loss is below
+  the slack: a test of non-inferiority;
+* or it lies unmeasured between two that passed with one config, and NCCL's own choice is the same
+  in all of them (`let_bins_between_pass`).
 
-The sweep that it needs (`plan_gate`) measures the bins where the policy acts, two configs, often
-enough. How often follows from the policy's training data: in each bin the mean gain, less one
-standard error (the policy chose what looked best), and its deviation between runs, both with the
-variance that the gate would take; its test has the power of a noncentral t. Each run is new
-processes, whose starts are most of the cost: several repeats in each take away noise for less than
-further runs. The proof takes no longer than the sweep that it is of: where it would, sizes that the
-sweep lacked, which need processes of their own, are left to the bins around them, and then there
-are fewer runs, three at least.
+All else abstains: other hardware, minor versions of NCCL and group shapes, too.
+
+The sweep for it (`plan_gate`) has as many runs as a noncentral t asks for, by each bin's mean gain
+in the training data, less a standard error (the policy chose what looked best), and its deviation.
+Starts of processes cost most: repeats in each are cheaper than more runs. It takes no longer than
+the original sweep: else sizes that this lacked are left out, and then runs.
 """
 
 import json
@@ -76,15 +69,14 @@ from dynamiccl.nccl import ABSTAIN, Collective
 from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes, bin_first_byte, size_bin
 from dynamiccl.train.policy import TorchPolicy
 
-#: False discovery rate over all tested bins.
 DEFAULT_Q: Final = 0.01
-#: Predicted gains outside of these have the weight of the nearest.
+#: Predicted gains are clipped to these for weights.
 _PREDICTED: Final = 0.01, 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """The result: every bin's verdict, and the manifest for deployment."""
+    """Every bin's verdict, and the manifest for deployment."""
 
     q: float
     cells: list[Cell]
@@ -109,16 +101,12 @@ class Gated:
         return _counts(self.cells)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of `gate.json`: the bins in which the policy acts."""
+        """`gate.json`: the bins in which the policy acts."""
         wanted = [asdict(c) for c in self.cells if c.is_wanted]
         return {"test": self.test, "q": self.q, "counts": self.counts(), "cells": wanted}
 
     def to_show(self) -> dict[str, Any]:
-        """What page and terminal say: verdicts of each group shape and collective that is acted in.
-
-        Shares and medians are over the bins that may act; `refusals` are (bins, reason), the most
-        frequent first.
-        """
+        """What page and terminal say; `refusals` are (bins, reason), the most frequent first."""
         families = []
         for key, group in groupby(self.cells, key=lambda cell: cell.key[:4]):
             cells = list(group)
@@ -159,9 +147,8 @@ def pass_gate(
 ) -> Gated:
     """Judge a policy by the fresh runs of a measurements frame.
 
-    `known` may tell what NCCL's own choice was in bins that the fresh runs leave out; where neither
-    does, NCCL's cost model may: `costs`, as `read_costs` gives them. Raises UserError when some of
-    the runs are not fresh, or the policy does not say which are.
+    In bins that these leave out, `known` may tell NCCL's own choice, else its cost model (`costs`).
+    Raises UserError when runs are not fresh, or the policy does not say which are.
     """
     manifest, slack = policy.manifest, policy.manifest.slack
     _check_fresh(manifest, frame)
@@ -200,7 +187,7 @@ def _check_fresh(manifest: Manifest, frame: pl.DataFrame) -> None:
 
 
 def abstaining_cells(support: Support) -> list[Cell]:
-    """Every bin of a support's table, collective by collective, where nothing is wanted."""
+    """Every bin of a support's table, abstaining."""
     return [
         Cell(*place_of(support), collective.wire, size_bin, ABSTAIN_ACTION, ABSTAIN.key)
         for collective in TUNED
@@ -234,10 +221,9 @@ def wanted_cells(policy: TorchPolicy, support: Support) -> list[Cell]:
 
 
 def _judge(tried: Sequence[Cell], q: float) -> list[Cell]:
-    """Of the cells that were tested, the verdicts at the false discovery rate `q`."""
     tested = [cell for cell in tried if not cell.reason]
     p_values = np.array([cell.p_value for cell in tested], dtype=np.float64)
-    # The root: a gain that is far larger needs no help in being seen.
+    # The root: a far larger gain needs no help in being seen.
     beyond = [(cell.predicted or 0.0) + (cell.slack or 0.0) for cell in tested]
     weights = np.sqrt(np.clip(beyond, *_PREDICTED))
     found = []
@@ -254,12 +240,11 @@ def _judge(tried: Sequence[Cell], q: float) -> list[Cell]:
 def let_bins_between_pass(
     cells: Sequence[Cell], supports: Mapping[Place, Support], fresh: FreshRuns
 ) -> list[Cell]:
-    """The cells, with verdict INFERRED for those that pass with their neighbours, or the reason.
+    """The cells, INFERRED where they pass with their neighbours, else with the reason.
 
-    They pass with the config of both where the policy wants it in all bins between, both are within
-    an octave, and NCCL's own choice is known to be the same. By its cost model it then is: each
-    cell's time is a straight line in bytes (but for Tree's correction, which the model is asked
-    for), so what is cheapest at both ends is cheapest between.
+    They pass where the policy wants one config in all bins, within an octave of both. In NCCL's
+    cost model times are straight lines in bytes (but for Tree's correction): what is cheapest at
+    both ends is cheapest between.
     """
     found = {cell.key: cell for cell in cells}
     for cell in cells:
@@ -285,7 +270,6 @@ def let_bins_between_pass(
 def _why_not_between(
     below: Cell, cell: Cell, above: Cell, support: Support, fresh: FreshRuns
 ) -> str:
-    """Why a bin does not pass with those on its sides, which passed with its config; empty: ok."""
     losses = [each.loss for each in (below, above) if each.loss is not None]
     if losses and (cell.loss is None or cell.loss < max(losses)):
         return "its neighbours may lose the slack, and it may not"
@@ -297,7 +281,7 @@ def _why_not_between(
 
 
 def write_gated(gated: Gated, policy_dir: Path, out: Path) -> None:
-    """Write the same policy, a manifest that restricts it, every verdict and a page to `out`."""
+    """Write the same policy, a manifest that restricts it, every verdict and a page."""
     out.mkdir(parents=True, exist_ok=True)
     shutil.copy(policy_dir / POLICY_NAME, out)
     if (policy_dir / TRIGGER_NAME).is_file():
@@ -309,10 +293,7 @@ def write_gated(gated: Gated, policy_dir: Path, out: Path) -> None:
 
 
 def read_gated(policy_dir: Path) -> Gated | None:
-    """The gate's verdicts on the policy in a directory; None if it was not gated.
-
-    Raises CorruptFile when its file is damaged, and what `Manifest.read` raises.
-    """
+    """None if the policy was not gated; raises CorruptFile, and as `Manifest.read`."""
     path = policy_dir / GATE_NAME
     if not path.is_file():
         return None
@@ -329,29 +310,29 @@ def read_gated(policy_dir: Path) -> Gated | None:
     return Gated(q, [wanted.get(cell.key, cell) for cell in every], manifest)
 
 
-#: Maximum number of planned repeats, and numbers for which the plan says what would pass.
+#: Most planned repeats, and numbers for which the plan says what would pass.
 MOST_CYCLES: Final = 40
 TOLD_CYCLES: Final = (3, 4, 5, 8, 12, 20)
-#: Share of bins to pass, of those that can.
+#: Share that must pass, of the bins that can.
 POWER: Final = 0.8
-#: Bins with a smaller probability of passing at that number are left out.
+#: Bins less likely to pass, at MOST_CYCLES, are left out.
 _LEAST_POWER: Final = 0.5
-#: Repeats in a run, in one process, and the variances of one measurement that they take away, of a
-#: config measured once and a default measured twice: the median of four normal draws has 0.298.
+#: In one process, and the variances of one measurement that they take away, of a config measured
+#: once and a default measured twice: the median of four normal draws has 0.298.
 _REPEATS: Final = 4
 _LESS_NOISE: Final = (1.0 - 0.298) + (0.5 - 0.298)
 
 
 @dataclass(frozen=True, slots=True)
 class _ExpectedGain:
-    """Expected gain of a bin beyond the noise band, or above the loss that it may have."""
+    """Expected gain of a bin, beyond the noise band or above its allowed loss."""
 
     cell: Cell
     support: Support
-    #: Of ln(default / config), and in standard deviations of one run; None: unknown.
+    #: ln(default / config), and in standard deviations of one run; None: unknown.
     gain: float | None = None
     effect: float = 0.0
-    #: Degrees of freedom that the other bins add to the gate's test.
+    #: Degrees of freedom that the other bins add.
     prior: float = 0.0
     #: Whether the training data measured this very bin.
     is_own: bool = False
@@ -375,14 +356,9 @@ def plan_gate(
 ) -> dict[str, Any]:
     """Write the fresh sweep for a policy into `write`, and say what the gate would make of it.
 
-    `trained` is what the policy was trained on; `base` the sweep whose cluster it is.
-
-    Returns `bins_wanted`, where the policy acts, `bins_planned` and of these `expected_to_pass`
-    alone; why bins are `left_out`, with their number; the number of `cycles`, and `by_runs` what
-    others would let pass (`_outlook`); the `sweep` as `collect.plan` says it, and `sweep_hours` of
-    the base by the same model; `is_cut`: fewer bins or runs than wanted, to take no longer than it.
-    Raises UserError where the policy wants nothing there, NotEnoughData where no bin could pass,
-    and InvalidSweep where the grid of `base` lacks a config.
+    `base` is the sweep whose cluster it is; `is_cut`: fewer bins or runs than wanted, to take no
+    longer than it. Raises UserError where the policy wants nothing there, NotEnoughData where no
+    bin could pass, InvalidSweep where `base` lacks a config.
     """
     manifest = policy.manifest
     hopes = _expected(trained, _wanted(policy, base))
@@ -430,7 +406,6 @@ def plan_gate(
 
 
 def _wanted(policy: TorchPolicy, base: Sweep) -> list[_ExpectedGain]:
-    """The bins in which the policy acts on the groups of a sweep; UserError where there is none."""
     manifest = policy.manifest
     groups = [group for group in base.file.groups if group.split is None]
     shapes = {(group.num_nodes, group.ranks_per_node) for group in groups}
@@ -462,7 +437,6 @@ def _wanted(policy: TorchPolicy, base: Sweep) -> list[_ExpectedGain]:
 
 
 def _outlook(kept: Sequence[_ExpectedGain], cycles: int, q: float) -> dict[str, float]:
-    """What would pass alone in so many `runs`: `bins`, and theirs in the gain of all (a share)."""
     powers = np.array([hope.power(cycles, q / 2) for hope in kept])
     gains = np.array([max(hope.gain or 0.0, 0.0) for hope in kept])
     share = float(powers @ gains / max(gains.sum(), 1e-12))
@@ -496,7 +470,6 @@ def _expected(trained: FreshRuns, hopes: Sequence[_ExpectedGain]) -> list[_Expec
 def _kept(
     hopes: Sequence[_ExpectedGain], able: Sequence[_ExpectedGain]
 ) -> tuple[list[_ExpectedGain], dict[str, int]]:
-    """The bins worth measuring: those that can pass, and those between two of them."""
     reach: dict[tuple[object, ...], list[int]] = {}
     for hope in able:
         reach.setdefault((hope.cell.key[:4], hope.cell.action), []).append(hope.cell.bin)
@@ -515,11 +488,7 @@ def _kept(
 def _fresh_sweep(
     base: Sweep, name: str, kept: Sequence[_ExpectedGain], manifest: Manifest, cycles: int
 ) -> tuple[Sweep, Plan]:
-    """The sweep of the bins, and its plan: single trials of the base's grid, NCCL's choice too.
-
-    All else is the base's: launcher, runner, iterations. Other launch profiles and what runs beside
-    are left out, as a gate takes neither. Raises UserError where no size can be measured.
-    """
+    """Trials of the base's grid, NCCL's choice too; raises UserError without a size."""
     file, configs = base.file, manifest.actions().configs
     groups = [group for group in file.groups if group.split is None]
     sizes, only = set[int](), dict[str, None]()
@@ -552,16 +521,15 @@ def _fresh_sweep(
 
 
 def _sizes_in(index: int, setting: Setting) -> list[int]:
-    """A size that is in the bin after nccl-tests' rounding, if there is one."""
+    """A size that is in the bin after nccl-tests' rounding, if any."""
     first, end = bin_first_byte(index), bin_first_byte(index + 1)
     whole = RANK_GRAIN_BYTES * setting.num_ranks
-    # The ladder's sizes double exactly, so one process walks many of them.
+    # They double exactly, so one process walks many of them.
     tried = (*octave_ladder(first, end - 1, 4), -(-bin_center_bytes(index) // whole) * whole)
     return [s for s in tried if size_bin(setting.benchmark_bytes(s)) == index][:1]
 
 
 def _fresh_name(base: str, manifest: Manifest) -> str:
-    """A sweep name that no run of the policy has."""
     taken = {run.split("/")[1] for run in manifest.runs}
     names = (f"{base}-fresh{number or ''}" for number in range(len(taken) + 1))
     return next(name for name in names if name not in taken)

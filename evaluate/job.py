@@ -1,18 +1,11 @@
 """What a job saves, from draws of what its calls gain; and a verdict.
 
-Of a job's call a gain saves the same share of time as in the benchmark, alone on its machine; where
-the call took longer in the job (it waited, or shared its links), at least the share of the
-benchmark's time. Of a step it saves at most what no compute hid of it: all up to that in the
-middle, since compute waits for the end of a call. The interval, 90 %, lies between quantiles of
-draws, half of the least and half of the most that is saved: at least what the hidden part of the
-call cannot take up, and at most all of its process group's savings up to all that is exposed of
-that group, since its calls follow one another on one stream. A longer call is longer in all of its
-exposed part, and in the hidden one by what compute does not go on for (`compute_ratio`).
-
-A hidden call slows the compute beside it: what it gives back is told by rows beside matrix products
-(objective.py) or by a price of a channel, of several kinds of compute by the least and the most of
-them. Without either a longer call takes more from compute, and a shorter one gives some back, which
-widens the interval.
+A call saves the same share of time as in the benchmark; where it took longer in the job, at least
+the share of the benchmark's time. A step saves at most what compute did not hide. The 90 % interval
+is between quantiles of draws, half of the least and half of the most saved: at least what the
+hidden part cannot take up, at most all savings of the process group up to its exposed time, since
+its calls follow one another on one stream. What compute gets back is told by rows beside matrix
+products (objective.py) or a price of a channel; without either the interval is wider.
 
 C calls of K kinds, A configs, D draws. Before the draws stands the middle.
 """
@@ -42,30 +35,26 @@ if TYPE_CHECKING:
 POLICY: Final = "policy"
 TABLE: Final = "table"
 Verdict = Literal["gain", "nothing", "cannot-tell"]
-#: A saving below this share is nothing that is worth a change.
+#: A smaller saving is not worth a change.
 LEAST: Final = 0.005
 #: An interval that reaches so many times further says nothing, if it includes 0.
 _WIDE: Final = 10.0
-#: Of what asks a tuner, the share of which nothing may be known where the answer is "nothing".
+#: Share of what asks a tuner that may be unknown in an answer "nothing".
 _DARK: Final = 0.1
 _NINETY: Final = (0.05, 0.95)
-#: Standard deviation of a gain for each factor of e between a call's time in the job and in the
-#: benchmark, counted up to a factor of 2. Set on simulated congested networks
-#: (benchmarks/bench_job.py; other seeds than it judges by).
+#: Standard deviation of a gain per factor of e between a call's time in job and benchmark, up to a
+#: factor of 2. Set on simulated congested networks (benchmarks/bench_job.py, other seeds).
 _APART: Final = 0.08
 _MOST_APART: Final = float(np.log(2.0))
-#: The most that a call takes of the speed of compute beside it: 32 channels hold a quarter of the
-#: 132 multiprocessors of an H100 (simulator/system.py has more of it).
+#: 32 channels hold a quarter of the 132 multiprocessors of an H100 (simulator/system.py).
 _TAKEN: Final = 0.25
-#: Of what compute was measured to get back, the most that the job's does (chosen; of what it loses
-#: to NCCL's own choice, the least is OWN_LOSES).
+#: Most that the job's compute gets back, over what was measured (chosen; the least is OWN_LOSES).
 _MOST_BACK: Final = 1.3
-#: (1 + D,) which draws are of the least, and of the most, that is saved.
+#: (1 + D,) draws of the least, and of the most, that is saved.
 _LOW: Final = (np.arange(1 + DRAWS) > 0) & (np.arange(1 + DRAWS) <= DRAWS // 2)
 _HIGH: Final = np.arange(1 + DRAWS) > DRAWS // 2
-#: Where NCCL's own choice stands.
 NCCL_OWN: Final = "NCCL's own"
-#: By a row of `Job.kinds` and its gains the action, or why it is not known.
+#: From a row of `Job.kinds` and its gains: the action, or why it is not known.
 Choose = Callable[[dict[str, Any], Gains], int | str]
 
 
@@ -78,7 +67,7 @@ class Estimate(NamedTuple):
 
     @classmethod
     def of(cls, mean: float, least: Floats, most: Floats) -> "Estimate":
-        """With the interval between draws of the least and of the most that it may be."""
+        """Between draws of the least and of the most that it may be."""
         low, high = float(np.quantile(least, _NINETY[0])), float(np.quantile(most, _NINETY[1]))
         return cls(mean, min(low, mean), max(high, mean))
 
@@ -86,9 +75,8 @@ class Estimate(NamedTuple):
 class Arm(NamedTuple):
     """A way to choose configs, and the share of time that it saves."""
 
-    #: As `Job.kinds`, with `better_config`, a key or NCCL_OWN (None: nothing is known, for a
-    #: `reason`), the `channels` that it asks for, `gain`, an Estimate of what its calls save of
-    #: their own time, and `lost_by`, a key of `Gains.lost` (None: compute's loss is not known).
+    #: As `Job.kinds`, with `better_config` (None: not known, for a `reason`), the `channels` asked
+    #: for, `gain` of the calls' own time, and `lost_by`, a key of `Gains.lost` (None: not known).
     kinds: list[dict[str, Any]]
     communication: Estimate
     #: None: the trace has no steps.
@@ -101,19 +89,16 @@ class Arm(NamedTuple):
 class Answer:
     """What is in it for a job."""
 
-    #: All that is said; shares are of the step, without steps (`step` is null) of communication.
+    #: Shares are of the step, without steps (`step` is null) of communication.
     told: dict[str, Any]
-    #: By name: that which the verdict is about, the policy or the table, is the first.
+    #: The verdict is about the first: the policy, else the table.
     arms: dict[str, Arm]
 
 
 def answer(
     job: Job, source: Measured, policy: Choose | None = None, manifest: Manifest | None = None
 ) -> Answer:
-    """What a job saves under the gains of `source`.
-
-    `policy` chooses, beside the table; its `manifest` tells its runs and what it promises.
-    """
+    """`policy` chooses, beside the table; its `manifest` tells its runs and what it promises."""
     choices: dict[str, Choose] = {} if policy is None else {POLICY: policy}
     choices[TABLE] = lambda _, gains: gains.best
     gains = source.of(job.kinds)
@@ -132,13 +117,12 @@ def answer(
         "step": job.steps,
         "lacks": job.lacks,
         "unread": job.unread,
-        # Not of the benchmark's times, or of bytes, which weigh the calls of a trace without times.
+        # A trace without times is weighed by the benchmark's times or by bytes, which are no whole.
         "whole_us": job.whole_us if job.steps or job.has_times else None,
         "exposed_share": job.share_of([*range(job.kinds.height)]),
         "asks_tuner_share": job.share_of([k["kind"] for k in arm.kinds if not k["why_not"]]),
         "not_covered_share": job.share_of(dark),
         "arms": {name: _saved_by(each) for name, each in arms.items()},
-        # Those of most time first; `gain` is of the calls' own time.
         "kinds": sorted(arm.kinds, key=lambda kind: -float(kind["time_us"])),
         "sm_price": source.sm_price,
         "seen": manifest is not None and not set(manifest.runs).isdisjoint(source.runs),
@@ -152,8 +136,6 @@ def answer(
 
 
 def _judge(arm: Arm, told: dict[str, Any]) -> tuple[Verdict, str]:
-    """The verdict about an arm, and the reason for which the template has a sentence."""
-    # The step decides where it is known, else communication.
     found, back = arm.step or arm.communication, arm.given_back
     reach, dark = told["asks_tuner_share"], told["not_covered_share"]
     if all(kind["why_not"] for kind in arm.kinds):
@@ -170,14 +152,13 @@ def _judge(arm: Arm, told: dict[str, Any]) -> tuple[Verdict, str]:
 
 
 def _saved_by(arm: Arm) -> dict[str, Any]:
-    """The shares that an arm saves; null: not known."""
     parts = {"communication": arm.communication, "step": arm.step, "given_back": arm.given_back}
     known = any(kind["better_config"] for kind in arm.kinds)
     return {name: part._asdict() if part and known else None for name, part in parts.items()}
 
 
 def policy_choice(policy: "TorchPolicy", system: str) -> Choose:
-    """A function: what a policy's table has for a kind of calls on a system."""
+    """What a policy's table has for a kind of calls on a system."""
     manifest = policy.manifest
     supports, configs = table_supports(manifest), manifest.actions().configs
 
@@ -202,14 +183,13 @@ def policy_choice(policy: "TorchPolicy", system: str) -> Choose:
 
 
 def _arm(job: Job, told: Sequence[Gains | str], default_us: Floats, choose: Choose) -> Arm:
-    """What a job saves by a way to choose: `told` (K,) are gains, or why they are not known."""
     kinds = job.kinds.to_dicts()
-    # (D,) and (K,) how far the job is from the benchmark; what of a call's time is the latter's.
+    # (D,) and (K,) how far job and benchmark are apart; the benchmark's share of a call's time.
     apart = _APART * np.random.default_rng(1).standard_normal(DRAWS)
     ratio = default_us / job.kinds["mean_us"].to_numpy()
     off = np.nan_to_num(np.minimum(np.abs(np.log(ratio)), _MOST_APART))
     surely = np.nan_to_num(np.minimum(1.0, ratio), nan=1.0)
-    # (1 + D, K) shares of a call's time that are saved, and of each us hidden what is given back.
+    # (1 + D, K) shares of a call's time saved, and what each hidden us gives back.
     shares, given = np.full((2, 1 + DRAWS, len(kinds)), np.nan)
     for k, (kind, gains) in enumerate(zip(kinds, told, strict=True)):
         action = gains if isinstance(gains, str) else choose(kind, gains)
@@ -220,7 +200,7 @@ def _arm(job: Job, told: Sequence[Gains | str], default_us: Floats, choose: Choo
         config = gains.configs[action]
         kind["better_config"] = NCCL_OWN if action == ABSTAIN_ACTION else config.key
         kind["channels"] = config.num_channels
-        # What is NCCL's own choice gains 0 in the job, too.
+        # NCCL's own choice gains 0 in the job, too.
         drawn = gains.draws[:, action]
         in_job = drawn + off[k] * apart * (drawn != 0.0)
         shares[0, k], shares[1:, k] = -np.expm1(-drawn).mean(), -np.expm1(-in_job)
@@ -238,14 +218,11 @@ def _arm(job: Job, told: Sequence[Gains | str], default_us: Floats, choose: Choo
 
 
 def _given(share: Floats, lost: Floats, action: int) -> Floats:
-    """(1 + D,) of each us of a hidden call, what compute gets back.
-
-    `share` (1 + D,) of the call's time is saved, `lost` (E, A) is one of its gains.
-    """
+    """(1 + D,) what compute gets back of each us of a hidden call; `lost` (E, A) as in Gains."""
     if action == ABSTAIN_ACTION:  # an unchanged call loses what it lost
         return np.zeros(len(share))
     each = lost[:, :1] - (1.0 - share) * lost[:, [action]]
-    # The least: of NCCL's own less than measured, and of the other all; the most: more of both.
+    # The least: less of NCCL's own than measured, all of the other; the most: more of both.
     least = each - (1.0 - OWN_LOSES) * lost[:, :1]
     most = np.maximum(_MOST_BACK * each, each)
     found = np.where(_LOW, least.min(axis=0), most.max(axis=0))
@@ -256,8 +233,8 @@ def _given(share: Floats, lost: Floats, action: int) -> Floats:
 def _saved(job: Job, shares: Floats, given: Floats, surely: Floats) -> Floats:
     """(3, 1 + D) shares saved of communication, of the step, and of that what compute gets back.
 
-    `shares` and `given` (1 + D, K), NaN where not known, are of calls' times and of hidden times;
-    `surely` (K,) is what of a call's time is the benchmark's. Without steps the step's are 0.
+    `shares` and `given` (1 + D, K), NaN where not known, are of calls' and hidden times; `surely`
+    (K,) is the benchmark's part of a call's time.
     """
     kind = job.calls["kind"].to_numpy()
     floats = job.calls.select(pl.col("time_us", "weight", "exposed", "compute_ratio").cast(float))
@@ -266,10 +243,10 @@ def _saved(job: Job, shares: Floats, given: Floats, surely: Floats) -> Floats:
     all_us, out_us, hidden_us = (
         np.bincount(kind, weight * us, job.kinds.height) for us in (time, out, hidden)
     )
-    # (G, K) which kinds are of one process group, in which calls follow one another.
+    # (G, K) kinds of one process group, whose calls follow one another.
     group = job.kinds.select(pl.struct("group", "num_ranks").rank("dense")).to_series().to_numpy()
     of_group = np.equal.outer(np.unique(group), group)
-    # How much longer a call may be before compute waits for it; not known: none at least.
+    # How much longer a call may be before compute waits for it; unknown: none at least.
     room = np.nan_to_num(np.maximum(ratio - 1.0, 0.0) * time, nan=np.inf)
     least_room = np.nan_to_num(np.maximum(EARLY * ratio - 1.0, 0.0) * time)
     found = np.zeros((3, 1 + DRAWS))

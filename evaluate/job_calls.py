@@ -1,13 +1,8 @@
 """What is known of a job: its calls by kind, with times and steps, and what configs gain for each.
 
-A *kind* is a collective in one size bin of one process group: what one entry of a tuner's table
-would decide. Tables with rows of several ranks hold a call of a group once for all of its ranks
-that were seen. A step belongs to one rank. So a call counts in a step by the share of the traced
-ranks that it was seen on, and everything here is of the mean rank.
-
-Gains come from a sweep through the belief (`dynamiccl/belief.py`), which is asked at the job's own
-sizes and says how sure it is. Nothing is known of a config that was not measured within an octave,
-or where NCCL's choice was not: as in a decision table.
+A *kind* is a collective in one size bin of one process group: one entry of a tuner's table. All is
+of the mean rank: a call counts by the share of the traced ranks that it was seen on. Gains come
+from a sweep through the belief (`dynamiccl/belief.py`), asked at the job's own sizes.
 
 C calls of K kinds, D draws, A configs of a table, NCCL's own choice the first.
 """
@@ -36,7 +31,7 @@ from dynamiccl.nccl import Algorithm, Config, NcclVersion, Protocol
 _KIND: Final = ("collective", "bin", "num_nodes", "num_ranks", "group", "why_not")
 _STEP: Final = ("step_us", "compute_us", "communication_us", "exposed_us", "idle_us")
 _IS_TUNED: Final = pl.col("collective").is_in([collective.wire for collective in TUNED])
-#: Why no tuner is asked about a call; empty: one is.
+#: Empty: a tuner is asked.
 _WHY_NOT: Final = (
     pl.when(pl.col("num_ranks") == 1)
     .then(pl.lit("one rank"))
@@ -52,24 +47,21 @@ _WHY_NOT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A trace, C calls of K kinds."""
+    """C calls of K kinds."""
 
     #: (K rows) `kind`, its number; `collective`, `bin`, `num_nodes`, `num_ranks` and `group` (null
-    #: or empty: not told); `why_not` a tuner is asked about such calls (empty: one is);
-    #: `size_bytes`, the median; `calls`, how many; `ran`, the algorithm/protocol that ran most.
-    #: Once `timed`, of the mean rank the sums `time_us` and `exposed_us`, and `mean_us` a call.
+    #: or empty: not told); `why_not` (empty: a tuner is asked); median `size_bytes`; number of
+    #: `calls`; most frequent `ran`. Once `timed`, of the mean rank `time_us`, `exposed_us`, and
+    #: `mean_us` a call.
     kinds: pl.DataFrame
-    #: (C rows) `kind`; `size_bytes`; `weight`, the call's share of the mean rank; `time_us`, null
-    #: where the trace has none; `exposed`, the share of it without compute beside;
-    #: `compute_ratio`, as the trace tells it.
+    #: (C rows) `kind`; `size_bytes`; `weight` in the mean rank; `time_us`, null where unknown;
+    #: `exposed`, its share without compute beside; `compute_ratio`.
     calls: pl.DataFrame
-    #: The mean step of a rank: `count` and `ranks`, and in us `step_us`, `compute_us`, `hidden_us`
-    #: and `exposed_us`, which are its communication, and `idle_us`. None without steps.
+    #: Of the mean rank, with `count` and `ranks`; None without steps.
     steps: dict[str, float] | None
     nccl_version: str | None
     sources: list[str]
-    #: What the trace does not tell, as numbers of calls, and as the share of communication that is
-    #: `bound`; and why some of its files were not read (job.words.jinja says it).
+    #: Numbers of calls that lack something, and the share of communication that is `bound`.
     lacks: dict[str, float]
     unread: list[str]
 
@@ -80,13 +72,13 @@ class Job:
 
     @property
     def whole_us(self) -> float:
-        """The time that shares are of: of the steps, or of all calls where there are none."""
+        """What shares are of: the steps, or all calls without steps."""
         if self.steps is None:
             return float(self.kinds["time_us"].sum())
         return self.steps["step_us"] * self.steps["count"]
 
     def share_of(self, kinds: list[int]) -> float:
-        """The share of the whole that is exposed time of some kinds, by their numbers."""
+        """The exposed time of some kinds over the whole."""
         us = self.kinds["exposed_us"].gather(kinds)
         return float(us.sum()) / self.whole_us if self.whole_us > 0.0 else 0.0
 
@@ -109,10 +101,7 @@ class Job:
 
 
 def read_job(paths: Sequence[Path], ranks_per_node: int) -> Job:
-    """The job of some traces, read as `dynamiccl-collect import` does, or of `calls` tables.
-
-    Raises MissingPath, and as `job_of` and the readers.
-    """
+    """The job of traces or `calls` tables; raises MissingPath, and as `job_of` and readers."""
     calls, steps, files, unread = list[pl.DataFrame](), list[pl.DataFrame](), [], []
     for path in paths:
         if not path.exists():
@@ -124,7 +113,6 @@ def read_job(paths: Sequence[Path], ranks_per_node: int) -> Job:
         else:
             files.append(path)
     if files:
-        # Nothing is kept of the names.
         traces = read_traces(files, system="trace", sweep="trace")
         if traces.errors and not traces.calls.num_rows and not traces.steps.num_rows:
             raise traces.errors[0]
@@ -136,14 +124,11 @@ def read_job(paths: Sequence[Path], ranks_per_node: int) -> Job:
 
 
 def job_of(calls: pl.DataFrame, steps: pl.DataFrame | None, ranks_per_node: int) -> Job:
-    """The job of the tables `calls` and `steps`; process groups lie as in `placed`.
-
-    Raises NotEnoughData where no row names a collective and a size.
-    """
+    """Groups lie as in `placed`; raises NotEnoughData without a collective and a size."""
     known, lacks = _known(calls, ranks_per_node)
     placed, mean_step = known, None
     if steps is not None:
-        # A step of which parts are not known is of a rank whose GPU was not traced.
+        # A step with unknown parts is of a rank whose GPU was not traced.
         steps = steps.drop_nulls(_STEP)
         inside = known.join(steps, on=["run", "step"], how="semi", maintain_order="left")
         if inside.height:
@@ -188,7 +173,6 @@ def job_of(calls: pl.DataFrame, steps: pl.DataFrame | None, ranks_per_node: int)
 
 
 def _known(calls: pl.DataFrame, ranks_per_node: int) -> tuple[pl.DataFrame, dict[str, float]]:
-    """Calls of a known collective and size, with all of _KIND; and what is guessed of them."""
     known = with_bins(calls.drop_nulls("collective"))
     if known.is_empty():
         raise NotEnoughData(
@@ -218,7 +202,7 @@ _Table = tuple[Ints, Ints, Ints]
 DRAWS: Final = 400
 ROWS: Final = "matmul"
 PRICE: Final = "sm_price"
-#: Parts of the runs that are left out in turn.
+#: Of the runs, left out in turn.
 _FOLDS: Final = 3
 
 
@@ -227,19 +211,18 @@ class Gains:
     """What is known of one kind of calls."""
 
     configs: tuple[Config, ...]
-    #: (D, A) draws of ln(NCCL's own time / a config's); NaN where it is not known.
+    #: (D, A) ln(NCCL's own time / a config's); NaN where not known.
     draws: Floats
-    #: The action that the best table has: NCCL's own where no gain is sure.
+    #: The best table's action: NCCL's own where no gain is sure.
     best: int
-    #: us of NCCL's own choice in the benchmark.
     default_us: float
-    #: (E, A) of E kinds of compute, the share of its speed that each loses while a call runs; NaN
-    #: where that is not known. By ROWS beside products near this size, which count first; by PRICE.
+    #: (E, A) share of its speed that each kind of compute loses during a call; NaN where not known.
+    #: By ROWS beside products near this size, which count first; by PRICE.
     lost: dict[str, Floats]
 
 
 class Measured:
-    """Gains from a sweep's measurements on one system, in the default environment."""
+    """Gains from a sweep on one system, in the default environment."""
 
     def __init__(
         self,
@@ -248,11 +231,7 @@ class Measured:
         version: str | None = None,
         sm_price: float = 0.0,
     ) -> None:
-        """Take the rows that may be compared; `version` is the job's NCCL, where it is known.
-
-        `sm_price`: share of its speed that compute loses to a channel at most, where that was not
-        measured. Raises UnknownName and UserError for the system, NotEnoughData without a task.
-        """
+        """`version`: the job's NCCL. Raises UnknownName and UserError (system), NotEnoughData."""
         names = frame["system"].unique().sort().to_list()
         if system is None and len(names) > 1:
             raise UserError(f"{len(names)} systems; name one: --system {' or '.join(names)}")
@@ -277,7 +256,6 @@ class Measured:
             )
         self.is_simulated = bool(self._grid.tasks["simulated"].all())
         self._ran, self._losses = _read_back(rows), losses_of(rows)
-        #: As given; 0: none.
         self.sm_price, self.runs = sm_price, run_names(rows)
 
     def of(self, kinds: pl.DataFrame) -> list[Gains | str]:
@@ -300,7 +278,6 @@ class Measured:
         return f"{collective} on {nodes} x {ranks // nodes} was not measured"
 
     def _of_table(self, kinds: pl.DataFrame) -> list[Gains | str]:
-        """As `of`, for kinds of one collective and shape."""
         collective, nodes, per_node = key = kinds.select(_SHAPE).row(0)
         tasks = self._grid.tasks.with_row_index("row").sort("size_bytes", maintain_order=True)
         tasks = tasks.join(kinds.head(1), on=_SHAPE, how="semi", maintain_order="left")
@@ -310,7 +287,7 @@ class Measured:
         asked = {size: _cell(ran) for size, ran in kinds.select("size_bytes", "ran").iter_rows()}
         sizes = np.unique([*measured, *asked])
         at = np.searchsorted(sizes, measured)
-        # What NCCL's own choice is: as read back; in the job; at both measured sizes around.
+        # NCCL's own choice: as read back; in the job; at both measured sizes around.
         read = [self._ran.get((*key, size)) for size in sizes.tolist()]
         around = [read[b] if read[b] == read[a] else None for b, a in neighbours(at, len(sizes)).T]
         own = tuple(
@@ -324,7 +301,7 @@ class Measured:
         belief, shown = self._believe(table, grid), self._shown(table, grid)
         if shown is None:
             return ["measured in one run: what luck in choosing adds cannot be told"] * kinds.height
-        # What asks for NCCL's own choice gains nothing: what was measured of it is noise.
+        # A config that is NCCL's own choice gains nothing: what was measured of it is noise.
         is_own = np.array([[o is not None and c == Config(*o) for c in configs] for o in own])
         draws = belief.draws(DRAWS, np.random.default_rng(0)) * shown[:, None, None]
         draws[:, is_own] = 0.0
@@ -343,7 +320,7 @@ class Measured:
             else:
                 best = int(belief.decide()[number])
                 best = ABSTAIN_ACTION if is_own[number, best] else best
-                # As it is at the ends, where the sweep ends before the job's size.
+                # Constant beyond the sweep's sizes.
                 default_us = float(np.exp(np.interp(np.log(size), *lines)))
                 losses = near(self._losses.get((collective, nodes, nodes * per_node), {}), index)
                 lost = {ROWS: losses_at(losses, configs)[0]} if losses else {}
@@ -360,11 +337,7 @@ class Measured:
         return Belief(prior, places, log_us, doubted(prior, places, log_us, variance, repeats))
 
     def _shown(self, table: _Table, grid: Grid) -> Floats | None:
-        """(D,) what left-out runs show of the gains that tables of the other runs claim.
-
-        Of configs that are all alike the one that luck made the fastest is chosen. None for a
-        single run.
-        """
+        """(D,) share of claimed gains, luck included, that left-out runs show; None for one run."""
         rows, at, actions = table
         times, runs_of = self._grid.samples, self._grid.runs
         cells = [(row, int(action)) for row in rows.tolist() for action in actions]
@@ -384,7 +357,7 @@ class Measured:
                     found.append(float(own.mean() - other.mean()))
         if not claimed:
             return np.ones(DRAWS)
-        # All of it at most, with Student's t over the claims.
+        # At most all of it, with Student's t over the claims.
         share = min(float(np.mean(found) / np.mean(claimed)), 1.0)
         spread = np.std(found, ddof=1) if len(found) > 1 else np.abs(found).max()
         drawn = np.random.default_rng(2).standard_t(max(len(found) - 1, 1), DRAWS)
@@ -393,13 +366,12 @@ class Measured:
 
 
 def _cell(ran: str | None) -> Cell | None:
-    """What an `algorithm/protocol` names."""
     algorithm, _, protocol = (ran or "").partition("/")
     return (Algorithm.parse(algorithm), Protocol.parse(protocol)) if protocol else None
 
 
 def _read_back(rows: pl.DataFrame) -> dict[tuple[Any, ...], Cell | None]:
-    """What NCCL ran, by collective, shape and size, where all rows that tell it agree."""
+    """What NCCL ran, by collective, shape and size, where all rows agree."""
     ran = pl.concat_str("actual_algorithm", "actual_protocol", separator="/")
     told = rows.filter("is_default").select(*_SHAPE, "size_bytes", ran=ran).drop_nulls().unique()
     agree = told.filter(pl.len().over(*_SHAPE, "size_bytes") == 1)

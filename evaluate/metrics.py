@@ -1,13 +1,8 @@
 """Metrics of choices: one row per (task, policy), and one per policy.
 
-Gains are time saved against NCCL's own choice. Regrets are against the best measured config, chosen
-on all runs: the least of many noisy times is biased low. Beside them stand cross-fitted ones, over
-the tasks all of whose cells have independent runs enough; others are marked 'optimistic oracle'.
-
-Cross-fitted, the runs of every cell are split in two at random; the config with the smallest median
-in one half is the oracle, and its time in the other half is the reference there. Regret may be
-negative: the config that looked best was not. The interval is a bootstrap over runs, within each
-half, and over random splits.
+Regrets are against the best measured config, which is biased low: the least of many noisy times.
+Cross-fitted ones split the runs of every cell in two: the smallest median of one half is the
+oracle, its time in the other half the reference. The interval is a bootstrap over runs and splits.
 """
 
 from collections.abc import Mapping
@@ -25,9 +20,9 @@ from dynamiccl.nccl import ABSTAIN
 
 INDEPENDENT: Final = "independent runs"
 OPTIMISTIC: Final = "optimistic oracle, no interval"
-#: What is shown for scale, and is no rival.
+#: Shown for scale, no rivals.
 SCALE: Final = ("nccl-default", "random", "oracle")
-#: Runs of a cell from which on there is something to part.
+#: Fewest runs of a cell that can be split in two.
 MIN_RUNS: Final = 3
 RESAMPLES: Final = 200
 _ENDS: Final = (0.025, 0.975)
@@ -40,11 +35,7 @@ def result_rows(
     noise: pl.DataFrame,
     probes: Mapping[str, Actions] | None = None,
 ) -> pl.DataFrame:
-    """One row per (task, policy): chosen config, time, gain, regret, and what is behind them.
-
-    `task` is the task's row in the grid. `noise` has the `noise_band` by NOISE_KEY; `probes` are
-    the calls of a task that a search tried before it chose.
-    """
+    """One row per (task, policy); `task` is the row in the grid, `probes` a search's calls."""
     names = np.array([config.key for config in catalogue.configs])
     best = np.nanargmin(grid.times_us, axis=1)
     tasks = with_noise(grid.tasks.with_row_index("task"), noise)
@@ -77,9 +68,7 @@ def summarise(
     """Policy -> its summary over the tasks of some `result_rows` of a grid, in fractions.
 
     `mean`, `p95` and `max` are of regret; `ratio_to_default` and `channels` geometric means over
-    NCCL's own choice, `gain` what the former saves; `cross_fit`, null without any of the
-    `tasks_with_interval`. `abstained` is the share of tasks left to NCCL, `slower_than_default` of
-    those slower by more than the noise band, whose mean is `noise_band` (null: not known of all).
+    NCCL's own choice; `slower_than_default` is beyond the noise band (null: not known of all).
     """
     regret, ratio, band = pl.col("regret"), pl.col("ratio_to_default"), pl.col("noise_band")
     is_known = band.null_count() == 0
@@ -106,13 +95,12 @@ def summarise(
 
 
 def _channels(grid: TaskGrid, actions: Actions) -> npt.NDArray[np.float64]:
-    """(T,) channels of each chosen action; NaN where they were not read back."""
     channels = np.full_like(grid.times_us, np.nan) if grid.channels is None else grid.channels
     return channels[np.arange(len(actions)), actions]
 
 
 def has_runs(grid: TaskGrid) -> npt.NDArray[np.bool_]:
-    """(T,) whether every measured cell of a task has MIN_RUNS independent runs."""
+    """(T,) whether every measured cell has MIN_RUNS independent runs."""
     return np.asarray(((grid.repeats >= MIN_RUNS) | ~grid.mask).all(axis=1))
 
 
@@ -127,10 +115,7 @@ def fitted_rows(grid: TaskGrid, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.i
 def cross_fit(
     grid: TaskGrid, rows: npt.NDArray[np.int64], choices: Mapping[str, Actions]
 ) -> dict[str, dict[str, Any]]:
-    """Policy -> `crossfit` (mean regret), `gain_crossfit` and their 95 % intervals over `rows`.
-
-    `rows` are of `fitted_rows`, `choices` (T,) of the whole grid. All null without a row.
-    """
+    """Policy -> mean regret and gain over `fitted_rows`, 95 % intervals; null without a row."""
     if not len(rows):
         nothing = dict.fromkeys(("crossfit", "interval", "gain_crossfit", "gain_interval"))
         return {name: {**nothing} for name in choices}
@@ -165,7 +150,7 @@ def _halves(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Medians (RESAMPLES,) of the two halves of a cell's runs, resampled within each."""
     order = random.random((RESAMPLES, len(times_us))).argsort(axis=1)
-    # Now the one and now the other half is the larger.
+    # Either half may be the larger.
     size = len(times_us) // 2 + (random.integers(2) if len(times_us) % 2 else 0)
     parts = order[:, :size], order[:, size:]
     first, second = (np.median(times_us[_resampled(part, random)], axis=1) for part in parts)

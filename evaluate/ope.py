@@ -1,17 +1,13 @@
 """Off-policy evaluation: what a policy is worth by a sweep that drew its configs at random.
 
-Scores of a report let a policy choose among the configs that were drawn for a task. A sweep that
-draws (`strategy.kind` random or adaptive) also writes down with which probability it took each.
-Such rows are a log: they tell what a policy is worth that may take any config.
-
     DM      direct method: the mean of a reward model under the policy
     SNIPS   importance sampling: sum of w r over sum of w, w = policy / behaviour (Swaminathan and
             Joachims 2015); without the second sum draws without a time count as taking none
     DR      doubly robust (Dudik, Langford and Li 2011): DM corrected by the weighted residuals
 
-Where a policy wants what the behaviour never did, or the weights of a handful of rows decide,
-there is no number. Where earlier rows changed the behaviour, rows are not independent, and there is
-no interval. n rows of a log, T tasks, A actions. Rewards are minus time over NCCL's default.
+There is no number where a policy wants what the behaviour never did, or few rows decide; no
+interval where earlier rows changed the behaviour. n rows of a log, T tasks, A actions. Rewards are
+minus time over NCCL's default.
 """
 
 from collections.abc import Sequence
@@ -30,14 +26,14 @@ from dynamiccl.datasets.steps import action_masks
 from dynamiccl.evaluate.baselines import Actions, LearnedPolicy
 
 Float64Array = npt.NDArray[np.float64]
-#: Rows that have to count for a number, in effect: (sum w)^2 / sum w^2.
+#: Effective rows that a number needs: (sum w)^2 / sum w^2.
 MIN_EFFECTIVE: Final = 50.0
-#: Share of a policy's probability that may lie on what the behaviour never did.
+#: Share of a policy's probability on what the behaviour never did.
 MAX_UNCOVERED: Final = 0.001
 NO_OVERLAP: Final = "no overlap"
 NO_INTERVAL: Final = "no interval"
 CONFIDENCE: Final = 0.9
-#: Weight, in rows, of a neighbour's mean where a cell has few of its own.
+#: Weight, in rows, of a neighbour's mean where a cell has few.
 _PRIOR_ROWS: Final = 0.5
 
 
@@ -48,9 +44,9 @@ class Log:
     task: npt.NDArray[np.int64]  # (n,), row of the task
     action: npt.NDArray[np.int64]  # (n,)
     reward: Float64Array  # (n,)
-    #: (n,) with which probability the behaviour took the action it took.
+    #: (n,) probability with which the behaviour took the action.
     propensity: Float64Array
-    #: Whether what came before changed the probabilities: such rows are not independent.
+    #: Whether earlier rows changed the probabilities: these are not independent.
     adaptive: bool = False
 
     def __len__(self) -> int:
@@ -81,10 +77,7 @@ class Estimate:
 def every_estimate(
     log: Log, policies: Sequence[Float64Array], behaviour: Float64Array, confidence: float
 ) -> list[dict[str, Estimate]]:
-    """Estimates of each policy (T, A), by estimator name, with a shared reward model.
-
-    `behaviour` (T, A) are the logging probabilities.
-    """
+    """Estimates by policy (T, A) and name, with a shared reward model; `behaviour` (T, A)."""
     model = _tabular_model(log, behaviour.shape)
     return [_estimates(log, policy, behaviour, model, confidence) for policy in policies]
 
@@ -104,7 +97,7 @@ def _estimates(
     snips = float((weights * log.reward).sum() / total)
     expected, predicted = _cross_fitted(log, policy)
     each = expected + weights * (log.reward - predicted)
-    # Each row's part in the value: that of a ratio by the delta method.
+    # Each row's part: that of a ratio by the delta method.
     terms = {
         "SNIPS": (snips, weights * (log.reward - snips) / weights.mean()),
         "DR": (float(each.mean()), each - each.mean()),
@@ -124,10 +117,7 @@ def weights_of(log: Log, policy: Float64Array) -> Float64Array:
 
 
 def _tabular_model(log: Log, shape: tuple[int, int]) -> Float64Array:
-    """(T, A) mean reward of every cell, shrunk towards its action's mean where rows are few.
-
-    For an action that was never taken, the mean over all rows.
-    """
+    """(T, A) mean reward of cells, shrunk towards their action's, else the overall mean."""
     sums, counts = np.zeros(shape), np.zeros(shape)
     np.add.at(sums, (log.task, log.action), log.reward)
     np.add.at(counts, (log.task, log.action), 1.0)
@@ -156,11 +146,7 @@ def deterministic(actions: Actions, num_actions: int) -> Float64Array:
 def logged_values(
     frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid, policies: Sequence[LearnedPolicy]
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """System -> policy -> estimates (`Estimate.to_json`) by estimator, on the tasks where it acts.
-
-    Beside them stand the `tasks` with draws, how many of them the policy `acts` on, and the `draws`
-    of these. Systems without draws are left out, and estimates of a policy that acts nowhere.
-    """
+    """System -> policy -> counts and estimates (`Estimate.to_json`), on tasks where it acts."""
     drawn = drawn_rows(frame, catalogue, grid)
     return {
         str(system): {policy.name: _value(rows, catalogue, grid, policy) for policy in policies}
@@ -190,10 +176,7 @@ def _value(
 
 
 def drawn_rows(frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid) -> pl.DataFrame:
-    """The measurements that a strategy drew for tasks of a grid, with `task` and `action`.
-
-    One row for each draw that has a time; NCCL's default is measured beside them and not drawn.
-    """
+    """The timed draws of a strategy, with `task` and `action`; NCCL's default is not drawn."""
     drawn = one_placement(quiet(comparable(frame))).filter(
         ~pl.col("is_default") & pl.col("behaviour_probability").is_not_null()
     )
@@ -203,7 +186,7 @@ def drawn_rows(frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid) -> pl.
 
 
 def read_log(drawn: pl.DataFrame, grid: TaskGrid) -> Log:
-    """The log of `drawn_rows`; adaptive unless each task's draws have equal probabilities."""
+    """Adaptive unless each task's draws have equal probabilities."""
     task, action = (drawn[name].to_numpy().astype(np.int64) for name in ("task", "action"))
     kinds = drawn.group_by("sweep", "task").agg(pl.col("behaviour_probability").n_unique())
     return Log(

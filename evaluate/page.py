@@ -1,8 +1,7 @@
 """Pages, tables in a terminal, sentences and figures: Jinja templates over what a command found.
 
-A page is one self-contained HTML file: no script, no fetch. In figures, SVG, nothing is told by
-colour alone: cells hold letters and numbers, lines have dashes and markers. Time is told as per
-cent of NCCL's own that is saved.
+A page is one self-contained HTML file: no script, no fetch. Figures (SVG) tell nothing by colour
+alone. Time is told as per cent of NCCL's own that is saved.
 """
 
 import io
@@ -30,24 +29,21 @@ from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes, size_label
 from dynamiccl.train.options import wide_stdout
 
 mpl.use("Agg")
-#: Lines are told apart by dashes and markers, not by colour alone.
 _LINES: Final = (("-", "o"), ("--", "s"), ("-.", "^"), (":", "v"), ("-", "D"), ("--", "x"))
-#: Policies of which a plot has a line; more lines than six nobody tells apart.
+#: Nobody tells apart more than six lines.
 _MOST_POLICIES: Final = 4
 #: Ink on a pale fill, whatever the page's colours.
 _DARK: Final = "#111111"
 _WHITE: Final = (1.0, 1.0, 1.0, 1.0)
-#: Pale fills, so that letters and figures stand out.
 _FILLS: Final = ("#cfe2f3", "#fce5cd", "#d9ead3", "#f4cccc", "#d9d2e9", "#fff2cc", "#d0e0e3")
 _OWN: Final = ("·", "#e6e6e6")
-#: Rows of cells at most in one picture; more would not be legible.
 _MOST_ROWS: Final = 28
-#: Maximum number of points of a job's line; more calls are averaged over windows.
+#: Of a job's line; more calls are averaged over windows.
 _MAX_POINTS: Final = 600
 
 
 def render(name: str, told: Mapping[str, Any]) -> str:
-    """The text that the template NAME.jinja makes."""
+    """The text of the template NAME.jinja."""
     return _environment(is_page=name.endswith(".html")).get_template(f"{name}.jinja").render(told)
 
 
@@ -58,7 +54,7 @@ def say(name: str, sentence: str, told: object) -> str:
 
 
 def show_result(name: str, told: Mapping[str, Any], document: object, *, as_json: bool) -> None:
-    """Print what the template NAME.txt.jinja makes of `told`, or the `document` as JSON."""
+    """Print the template NAME.txt.jinja of `told`, or the `document` as JSON."""
     if as_json:
         cli.print_json(document)
         return
@@ -67,7 +63,7 @@ def show_result(name: str, told: Mapping[str, Any], document: object, *, as_json
 
 
 def write_page(out: Path, page: str, data: Any, told: Mapping[str, Any]) -> Path:
-    """Write `data` as PAGE.json, and PAGE.html of what is `told`; the path of the latter."""
+    """Write `data` as PAGE.json and `told` as PAGE.html; returns the latter."""
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{page}.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
     path = out / f"{page}.html"
@@ -90,7 +86,7 @@ def _environment(*, is_page: bool) -> jinja2.Environment:
         "saved": saved_text,
         "size": size_label,
         "bin_size": lambda index: size_label(bin_center_bytes(index)),
-        # From NCCL's own time / another - 1 to the share that the other saves.
+        # NCCL's own time / another - 1 to the share that the other saves.
         "less": lambda gain: gain / (1.0 + gain),
         "commit": _commit_text,
     }
@@ -98,7 +94,6 @@ def _environment(*, is_page: bool) -> jinja2.Environment:
 
 
 def _commit_text(commit: str | None) -> str:
-    """Abbreviated commit, and whether the source was modified."""
     digest, plus, changed = (commit or "not known").partition("+")
     return digest[:12] + plus + changed
 
@@ -114,7 +109,7 @@ def percent(fraction: float) -> str:
 
 
 def saved_text(mean: float, interval: Sequence[float] | None = None) -> str:
-    """Time saved and its interval in per cent, for a table; below 0 is more time.
+    """Per cent of time saved, with its interval; below 0 is more time.
 
     >>> saved_text(0.1, [0.05, 0.152]), saved_text(-0.004)
     ('10.0 (5.0 to 15.2)', '-0.4')
@@ -124,12 +119,7 @@ def saved_text(mean: float, interval: Sequence[float] | None = None) -> str:
 
 
 def draw_map(drawn: pl.DataFrame, names: Sequence[str]) -> str:
-    """What is best at which size, and below it what each of `names` chooses, family by family.
-
-    `drawn` are `metrics.result_rows` of one system. A cell has the letter of algorithm and
-    protocol, and the per cent of time saved; a dot where the choice is NCCL's own, or the best is
-    not faster beyond the noise.
-    """
+    """Best and chosen configs by size: a letter each, per cent saved; a dot within the noise."""
     shown = ("oracle", *names)
     families = drawn.filter(policy="oracle").group_by(FAMILY, maintain_order=True).len()
     most = max(1, _MOST_ROWS // len(shown))
@@ -144,7 +134,7 @@ def draw_map(drawn: pl.DataFrame, names: Sequence[str]) -> str:
     )
     cells = cells.join(kept, on=FAMILY, how="semi", nulls_equal=True, maintain_order="left")
     kinds = sorted(cells["kind"].drop_nulls().unique())
-    # Of NCCL's seven algorithms and three protocols no letter comes twice.
+    # Enough for NCCL's seven algorithms and three protocols.
     marks = zip(ascii_uppercase, cycle(_FILLS), strict=False)
     looks = dict(zip(kinds, marks, strict=False))
     one_version = drawn["nccl_version"].n_unique() == 1
@@ -165,7 +155,7 @@ def draw_map(drawn: pl.DataFrame, names: Sequence[str]) -> str:
         for task in tasks:
             at = sizes.index(task["size_bytes"])
             mark, fill = looks.get(task["kind"], _OWN)
-            # Per cent without decimals; never -0.
+            # Never -0.
             text = mark if task["kind"] is None else f"{mark} {round(100 * task['gain']) + 0:d}"
             axes.add_patch(Rectangle((at, top), 1.0, 0.25, fc=fill, ec="white", lw=0.8))
             look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 6.5}
@@ -186,11 +176,7 @@ def draw_map(drawn: pl.DataFrame, names: Sequence[str]) -> str:
 
 
 def draw_gains(drawn: pl.DataFrame, names: Sequence[str], simple: str) -> str:
-    """Time saved by octave of the size, the mean over families that have sizes there.
-
-    A line for each of `names`, the baseline `simple` and the best measured config of `drawn`, as in
-    `draw_map`; the mean noise band as a hatched bar, an asterisk for octaves with test tasks.
-    """
+    """Time saved by octave, mean over families; hatched: the noise band; asterisk: test tasks."""
     octave = pl.col("bin") // BINS_PER_OCTAVE
     means = pl.col("gain", "noise_band").mean()
     by_family = drawn.group_by("policy", *FAMILY, octave=octave).agg(means)
@@ -224,10 +210,7 @@ def draw_gains(drawn: pl.DataFrame, names: Sequence[str], simple: str) -> str:
 
 
 def draw_courses(courses: Mapping[str, pl.DataFrame]) -> str:
-    """One strip a row: measured time against NCCL's true time at the same calls, smoothed.
-
-    Grey is the slowdown by links and host; below each strip are alarms (|) and changes (+).
-    """
+    """Measured over NCCL's true time, in strips: grey is the slowdown, | an alarm, + a change."""
     figure = Figure(figsize=(9.6, 0.9 + 1.25 * len(courses)), layout="constrained")
     strips = figure.subplots(len(courses), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, (name, course) in zip(strips, courses.items(), strict=True):
@@ -262,11 +245,7 @@ def draw_courses(courses: Mapping[str, pl.DataFrame]) -> str:
 
 
 def _svg(figure: Figure) -> str:
-    """The figure as an SVG element; the same figure gives the same text.
-
-    For light and dark pages: no white ground, and black takes the page's ink. What stands on a fill
-    of its own has to say its colour, _DARK.
-    """
+    """Equal figures give equal text; black takes the page's ink, so fills need _DARK."""
     figure.patch.set_visible(False)
     for axes in figure.axes:
         if axes.get_facecolor() == _WHITE:
@@ -282,7 +261,6 @@ def _svg(figure: Figure) -> str:
 
 
 def _title(row: Mapping[str, object], *, short: bool) -> str:
-    """A title for a family of tasks, without NCCL's version if `short`."""
     words = [str(row["collective"]), f"{row['num_nodes']} x {row['ranks_per_node']} ranks"]
     if row["launch_profile"] != "default":
         words.append(f"launch profile {row['launch_profile']}")

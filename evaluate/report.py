@@ -1,8 +1,4 @@
-"""The report: score policies on the test bins, write results.parquet, summary.json and a page.
-
-Figures are of one frame, a row per task and policy (`metrics.result_rows`), and of one row per
-policy (`metrics.summarise`); the templates report.* make page, terminal and sentences of them.
-"""
+"""The report: score policies on the test bins, write results.parquet, summary.json and a page."""
 
 import json
 import shutil
@@ -46,7 +42,6 @@ from dynamiccl.train import tracking
 from dynamiccl.train.policy import TorchPolicy
 
 SUMMARY_NAME: Final = "summary.json"
-#: Every figure of the page as a file of its own, below the report.
 FIGURES_FOLDER: Final = "figures"
 
 
@@ -54,19 +49,14 @@ FIGURES_FOLDER: Final = "figures"
 class Report:
     """What a report found, and where its files lie."""
 
-    #: What summary.json holds.
+    #: The content of summary.json.
     told: dict[str, Any]
     results: Path
     page: Path
-    #: Of the data that were scored.
     data_hash: str
 
     def keep(self, run_id: str, tracking_uri: str) -> None:
-        """Copy page, figures and summary to `report/HASH` in a run's artifacts.
-
-        One report a data set: a later one of the same data replaces it. Raises UserError for a run
-        that the store does not hold.
-        """
+        """Copy to `report/HASH` in a run's artifacts; raises UserError for an unknown run."""
         run = tracking.reopen_run(tracking_uri, run_id)
         folder = self.page.parent
         with tempfile.TemporaryDirectory() as scratch:
@@ -85,9 +75,8 @@ def make_report(
 ) -> Report:
     """Score `policies` (name, policy directory) and the baselines on the test tasks of a data set.
 
-    Test tasks are what the policies were neither trained nor validated on; UserError where they
-    differ in that. `runs`: run ids by policy name; `progress` is told of policies done, and of all.
-    Raises what reading data and policies raises, and NotEnoughData when no task can be scored.
+    Raises UserError where policies differ in their training parts, NotEnoughData when no task can
+    be scored, and as the readers. `runs`: run ids by name; `progress`: policies done, and all.
     """
     learned = [(name, TorchPolicy.load(path)) for name, path in policies]
     names = [name for name, _ in policies]
@@ -196,7 +185,6 @@ def mean_over_turns(
 
 
 def _parts(learned: Mapping[str, Splits], frame: pl.DataFrame) -> Splits:
-    """How the data are split: as the policies had them."""
     for (first, found), (name, other) in pairwise(learned.items()):
         if other != found:
             raise UserError(
@@ -210,7 +198,7 @@ def _parts(learned: Mapping[str, Splits], frame: pl.DataFrame) -> Splits:
 def _scores(
     mine: pl.DataFrame, grid: TaskGrid, choices: Mapping[str, Actions]
 ) -> dict[str, dict[str, Any]]:
-    """Summaries by policy: of all tasks, by collective, and where NCCL's own choice is not best."""
+    """By policy: of all tasks, by collective, and where NCCL's own choice is not best."""
     own = mine.filter(pl.col("regret") > pl.col("noise_band"), policy="nccl-default")
     beyond = mine.join(own, on="task", how="semi", maintain_order="left")
     collectives = mine.group_by("collective", maintain_order=True)
@@ -219,17 +207,13 @@ def _scores(
         "by_collective": {
             str(name): summarise(part, grid, choices) for (name,), part in collectives
         },
-        # Elsewhere anything looks good. Empty, too, where the band is not known.
+        # Elsewhere anything looks good. Empty where the band is not known.
         "beyond_noise": summarise(beyond, grid, choices) if beyond.height else {},
     }
 
 
 def facts_of(mine: pl.DataFrame) -> dict[str, Any]:
-    """Where a policy is faster than NCCL's own choice, and where slower, beyond the noise.
-
-    `mine`: its `result_rows` of one system. A size is faster if one of its group shapes is, and
-    none slower. Of the others: whether it acts, and the most that a measured config would save.
-    """
+    """Where a policy is faster, with no group shape slower, and where slower, beyond the noise."""
     # Slower: time / NCCL's own - 1 over the band. Faster: NCCL's own / time - 1 over it.
     least = pl.col("noise_band").fill_null(0.0)
     sizes = (
@@ -261,7 +245,6 @@ def facts_of(mine: pl.DataFrame) -> dict[str, Any]:
 
 
 def _ranges(sizes: pl.DataFrame, flag: str, amount: str) -> list[dict[str, Any]]:
-    """By collective, the ranges of sizes with a flag, their `count` `of` all, and the most."""
     found = []
     for (collective,), part in sizes.group_by("collective", maintain_order=True):
         runs = groupby(part.select("size_bytes", flag).rows(), key=lambda row: row[1])
@@ -275,17 +258,14 @@ def _ranges(sizes: pl.DataFrame, flag: str, amount: str) -> list[dict[str, Any]]
 
 
 def simple_tables(scores: Mapping[str, Any], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Summaries of baselines with no more information than a policy, the best first.
-
-    Neither the search, which measures the test task, nor what is shown for scale.
-    """
+    """Baselines without more information than a policy (no search), the best first."""
     left_out = {*names, *SCALE}
     simple = [s for s in scores.values() if not s["probes"] and s["policy"] not in left_out]
     return sorted(simple, key=lambda each: -each["gain"])
 
 
 def verdict_of(name: str, scores: Mapping[str, Any], names: Sequence[str]) -> str:
-    """One sentence: is a policy worth more than the simple tables and regressions?"""
+    """Is a policy worth more than the simple tables and regressions?"""
     mine, simple = scores[name], simple_tables(scores, names)
     gain, band = mine["gain"], mine["noise_band"]
     facts = {
@@ -301,11 +281,7 @@ def verdict_of(name: str, scores: Mapping[str, Any], names: Sequence[str]) -> st
 
 
 def changes_of(drawn: pl.DataFrame, first: str, other: str) -> dict[str, Any]:
-    """What would change on a system if `other` were promoted in place of the `first` policy.
-
-    `tasks` are the `result_rows` for which they choose otherwise: TASK_COLUMNS, `split`, the
-    configs `before` and `after`, and the share of time `saved`.
-    """
+    """What would change on a system if `other` were promoted in place of `first`."""
     key = ["task", *TASK_COLUMNS, "split"]
     before = drawn.filter(policy=first).select(*key, before="chosen_config", us="chosen_us")
     after = drawn.filter(policy=other).select("task", after="chosen_config", then="chosen_us")
@@ -317,7 +293,6 @@ def changes_of(drawn: pl.DataFrame, first: str, other: str) -> dict[str, Any]:
 
 
 def _sources(data_dir: Path, frame: pl.DataFrame) -> dict[str, Any]:
-    """Where the data come from: files, sweeps, writers."""
     key = ["system", "sweep", "source"]
     day = pl.col("timestamp").dt.date()
     shape = pl.concat_str("num_nodes", pl.lit(" x "), "ranks_per_node")

@@ -1,9 +1,8 @@
 """Whole simulated jobs: who plays them, how true communication times are compared, and a page.
 
-Players are fixed choices, searches, learned policies and the oracle. Every policy plays in a world
-with its own catalogue of configs. Interference does not depend on actions (simulator/world.py), so
-all players with one seed meet the same congestion at the same calls. Intervals are over seeds.
-N jobs, A actions of the player's own world.
+Interference does not depend on actions (simulator/world.py): with one seed all players meet the
+same congestion at the same calls. Intervals are over seeds. N jobs, A actions of the player's own
+world.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,21 +37,20 @@ from dynamiccl.train.study import student_interval
 
 NCCL: Final = "nccl-default"
 ORACLE: Final = "oracle"
-#: The oracle with the delay of agreement: an upper bound for all deciding players.
+#: The oracle with the delay of agreement: a bound for all deciding players.
 DELAYED: Final = "oracle, delayed"
 SEARCH: Final = "AutoCCL search"
-#: Jobs used to find the best fixed choices, with seeds not used in the comparison.
+#: Jobs that find the best fixed choices; seeds not used in the comparison.
 _PILOT_SEEDS: Final = (1_000_001, 1_000_002)
 _PILOT_STEPS: Final = 4_000
-#: A call counts as slower than NCCL's choice in the same state beyond this factor.
+#: Beyond this, a call is slower than NCCL's choice in the same state.
 SLOWER: Final = 0.01
-#: A gain of the oracle that would be something; below it there is nothing to gain.
+#: A smaller gain of the oracle is none.
 _WORTH_GAINING: Final = 0.03
 
 Actions = npt.NDArray[np.int64]
 MakeWatch = Callable[[], Watch]
 Progress = Callable[[int], None]
-#: Chooses (N,) actions by the jobs' state.
 Rule = Callable[[JobCalls], Actions]
 
 
@@ -63,7 +61,7 @@ class Player(Protocol):
         """(N,) actions."""
 
     def learn(self, ran: CallResults, env: JobCalls) -> None:  # noqa: ARG002
-        """Receive the results of the calls; most players do nothing with them."""
+        """Receive the results of the calls."""
         return
 
 
@@ -79,19 +77,13 @@ class Ruled(Player):
 
 
 def _fastest(env: JobCalls) -> Actions:
-    """The config with the smallest true time of the next call, without switching costs."""
     return np.asarray(np.nanargmin(env.jobs.oracle_us(), axis=1))
 
 
 class Learned(Player):
-    """A trained policy on live observations, as the leader's brain asks it.
-
-    A brain decides again only when its last decision is in force: a task key is asked about when
-    so many calls of its job have passed since it was. A policy's state lives as long as the job.
-    """
+    """As the leader's brain: asks again when a key's last decision is in force."""
 
     def __init__(self, policy: TorchPolicy, env: JobCalls) -> None:
-        """Start without decisions for the environment's jobs."""
         self._policy = policy
         self._period = max(env.course.delay_calls, 1)
         shape = (env.num_envs, len(env.world.keys))
@@ -102,7 +94,7 @@ class Learned(Player):
         self._calls = 0
 
     def act(self, observation: Mapping[str, Any], env: JobCalls) -> Actions:
-        """Query the TorchScript policy for the keys that are due."""
+        """Ask the policy about the keys that are due."""
         key = env.jobs.key
         due = np.flatnonzero(self._calls - self._asked_at[self._job, key] >= self._period)
         if len(due):
@@ -118,7 +110,7 @@ class Learned(Player):
     ) -> Actions:
         if not self._policy.state_units:
             return self._policy.act(seen, mask)
-        # A key without calls has no information about the job's state.
+        # A key without calls tells nothing of the job's state.
         told = self._asked_at[job, key] >= 0
         before = np.where(told, self._decided[job, key], -1)
         h, c = self._state[:, job]
@@ -131,10 +123,9 @@ class Searching(Player):
     """An online search for each job."""
 
     def __init__(self, tuners: Sequence[Tuner], *, alarmed: bool) -> None:
-        """A tuner for each job; with `alarmed`, Trigger alarms are passed on."""
+        """With `alarmed`, Trigger alarms are passed on."""
         self._tuners = tuners
         self._alarmed = alarmed
-        #: (job, key) pairs with interference.
         self._disturbed: set[tuple[int, int]] = set()
 
     def act(self, observation: Mapping[str, Any], env: JobCalls) -> Actions:  # noqa: ARG002
@@ -164,7 +155,6 @@ class Setting:
     workload: Workload
     scenario: Scenario
     calls: int
-    #: At once, for each seed.
     jobs: int = 4
 
     def world(self, configs: Sequence[Config]) -> World:
@@ -181,11 +171,9 @@ class Contender:
     tables: Tables
     make: Callable[[JobCalls], Player]
     make_watch: MakeWatch | None = None
-    #: Whether the player needs observations, which cost time.
     observes: bool = False
-    #: Whether decisions take effect at once: a table from the start, and the oracle's.
+    #: Whether decisions take effect at once: a table's, and the oracle's.
     at_once: bool = False
-    #: Whether it plays, or starts a search from, a trained policy.
     trained: bool = False
 
     def prepare(self, setting: Setting) -> tuple[JobCalls, Player]:
@@ -208,7 +196,7 @@ def simple_contenders(setting: Setting) -> list[Contender]:
         NCCL: np.zeros(len(world.keys), dtype=np.int64),
         "best fixed config": best_fixed(world, mean_us),
         "best quiet table": np.nanargmin(world.quiet_us, axis=1),
-        # A bound for tables: the best config of each key on average over states.
+        # A bound for tables: each key's best config on average over states.
         "best table of all states": np.nanargmin(mean_us, axis=1),
     }
 
@@ -236,7 +224,7 @@ def policy_contenders(
     if make_watch is None:
         return [learned(name)]
     spaces = search_spaces(world)
-    # A policy's log(time / NCCL's own choice) for every task key without history.
+    # log(time / NCCL's own choice) of every task key without history.
     q = policy.values(Observations.cold(tables.context.copy()), tables.mask)
     priors: dict[Key, Prior] = {
         key: Prior.of_policy(spaces[key], call.size_bytes, predicted(q[key]))
@@ -260,7 +248,7 @@ def _autoccl(env: JobCalls) -> Player:
 
 
 def search_spaces(world: World) -> dict[Key, SearchSpace]:
-    """The search space of each task key; it begins with NCCL's own knobs."""
+    """By task key; each begins with NCCL's own knobs."""
     choices = [Choice(config) for config in world.configs]
     spaces: dict[Key, SearchSpace] = {}
     for key, call in enumerate(world.keys):
@@ -271,10 +259,7 @@ def search_spaces(world: World) -> dict[Key, SearchSpace]:
 
 
 def best_fixed(world: World, times_us: Floats) -> Actions:
-    """The config with the smallest total time for all keys; NCCL's choice where it is missing.
-
-    `times_us` (keys, A) is the mean true time of each config on each key, NaN where there is none.
-    """
+    """The config of least total time by `times_us` (keys, A); NCCL's choice where it is missing."""
     calls = np.bincount(world.order, minlength=len(world.keys))[:, None]
     filled = np.where(np.isnan(times_us), times_us[:, :1], times_us)
     action = int((filled * calls).sum(axis=0).argmin())
@@ -282,7 +267,7 @@ def best_fixed(world: World, times_us: Floats) -> Actions:
 
 
 def _mean_times_us(world: World) -> Floats:
-    """(keys, A) true times of every config, averaged over states that the pilot's jobs meet."""
+    """(keys, A) true times, averaged over states that the pilot's jobs meet."""
     total = np.zeros(world.mask.shape)
     count = np.zeros(len(world.keys))
     for seed in _PILOT_SEEDS:
@@ -293,7 +278,7 @@ def _mean_times_us(world: World) -> Floats:
             np.add.at(total, key, jobs.oracle_us())
             np.add.at(count, key, 1)
             jobs.step(none)
-    # A key that came seldom has its quiet times.
+    # A seldom key has its quiet times.
     return np.where(count[:, None] > 0, total / np.maximum(count, 1)[:, None], world.quiet_us)
 
 
@@ -301,20 +286,17 @@ def _mean_times_us(world: World) -> Floats:
 class Totals:
     """Totals of a player's N jobs, each (N,)."""
 
-    #: True time of all calls, changes included.
+    #: True, changes included.
     total_us: Floats
-    #: Time of the jobs, compute included.
+    #: Compute included.
     job_us: Floats
-    #: The best config of each call, changes left out.
+    #: The best config of each call, without changes.
     oracle_us: Floats
     changes: npt.NDArray[np.int64]
     #: Calls that took over 1 % more than NCCL's choice would have.
     slower: npt.NDArray[np.int64]
-    #: Calls at which an alarm began.
     alarms: npt.NDArray[np.int64]
-    #: The first job, call by call: the action and whether it `changed`, `measured_us` beside
-    #: `default_us`, the Trigger's `level`, whether an `alarm` began (never without a Trigger), and
-    #: the worst slowdown of a link or the host. None: not kept.
+    #: The first job, call by call; `slowdown` is the worst of links and host. None: not kept.
     course: pl.DataFrame | None
 
 
@@ -325,7 +307,7 @@ def roll_out(
     seed: int,
     progress: Progress = lambda _calls: None,
 ) -> Totals:
-    """Run one episode of the environment; every thousand calls `progress` is told of them."""
+    """Run one episode; every thousand calls `progress` is told of them."""
     observation = env.reset(seed)
     calls, jobs = env.course.episode_calls, env.num_envs
     total, job, oracle = np.zeros((3, jobs))
@@ -358,7 +340,7 @@ def play(
     seeds: Sequence[int],
     progress: Progress = lambda _calls: None,
 ) -> dict[str, list[Totals]]:
-    """The totals of every contender with every seed; of the first seed the course, too."""
+    """By contender, for every seed; with the course of the first seed."""
     played: dict[str, list[Totals]] = {}
     for contender, seed in product(contenders, seeds):
         total = roll_out(*contender.prepare(setting), seed=seed, progress=progress)
@@ -369,7 +351,7 @@ def play(
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over seeds with its 95 % interval; None of a single seed."""
+    """Mean over seeds and 95 % interval; None of a single seed."""
 
     mean: float
     low: float | None
@@ -377,7 +359,7 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float], least: float | None = None) -> Self:
-        """Mean and Student's interval, cut off at `least` for what cannot be less."""
+        """Student's interval, cut off at `least`."""
         low, high = student_interval(values)
         if low is not None and least is not None:
             low = max(low, least)
@@ -401,18 +383,12 @@ class Estimate:
         return saved_text(-self.mean, None if self.low is None else (-high, -low))
 
 
-#: What a simulation found, and its rows (`make_row`), as JSON has them but for Estimates.
 Comparison = dict[str, Any]
 Row = dict[str, Any]
 
 
 def make_row(name: str, totals: Sequence[Totals], default: Sequence[Totals], calls: int) -> Row:
-    """The metrics of a contender; `default` are the totals of NCCL's choice, by seed.
-
-    Times are true, config changes included; `seconds` and `seed_seconds` of one job's calls,
-    `over_default` is time / NCCL's own - 1, and `job_over_default` the same of whole jobs, compute
-    included. `regret` is time / fastest config of each call - 1, where changes cost nothing.
-    """
+    """Times are true, changes included; in `regret`, against the fastest config, they are free."""
     all_calls = calls * sum(len(each.total_us) for each in totals)
 
     def share(what: Callable[[Totals], float]) -> float:
@@ -439,10 +415,7 @@ def make_row(name: str, totals: Sequence[Totals], default: Sequence[Totals], cal
 def conclude(
     setting: Setting, played: Mapping[str, Sequence[Totals]], trained: frozenset[str]
 ) -> Comparison:
-    """Metrics and verdicts; `trained` names the rows of policies.
-
-    Raises KeyError unless one of the rows is NCCL's own choice.
-    """
+    """Metrics and verdicts; `trained` names the rows of policies; raises KeyError without NCCL."""
     default = played[NCCL]
     rows = [make_row(name, totals, default, setting.calls) for name, totals in played.items()]
     return {
@@ -467,14 +440,14 @@ def to_json(found: Comparison) -> dict[str, Any]:
 
 
 def verdicts(rows: Sequence[Row], trained: frozenset[str]) -> list[str]:
-    """Sentences: what each policy gains, of no policy the best row; or that there is no gain."""
+    """What each policy gains, of no policy the best row; or that there is no gain."""
     oracle = next((row["over_default"] for row in rows if row["name"] == ORACLE), None)
     rivals = [row for row in rows if row["name"] not in {ORACLE, DELAYED, NCCL}]
     told = [row for row in rivals if row["name"] in trained]
     gained = any(row["over_default"].sign < 0 for row in rivals)
     if gained and not told:
         told = [min(rivals, key=lambda row: row["over_default"].mean)]
-    # Seeds differ so much that the oracle could gain something, and more of them would tell.
+    # The oracle could gain, if more seeds told.
     is_open = oracle is not None and oracle.ends[0] < -_WORTH_GAINING
     header = {"gained": gained, "told": told, "oracle": oracle, "open": is_open}
     return render("simulate.words", header).splitlines()
@@ -487,10 +460,7 @@ def simulate(
     seeds: Sequence[int],
     out: Path,
 ) -> Comparison:
-    """Simulate all rows and write the page; `policies` are directories by name.
-
-    Raises UserError for a system that cannot run the workload, and as `TorchPolicy.load`.
-    """
+    """Play all rows, write the page; raises UserError for a workload the system cannot run."""
     check_workload(setting.system, setting.workload)
     contenders = simple_contenders(setting)
     for name, folder in policies.items():
