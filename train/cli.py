@@ -18,7 +18,7 @@ from rich.table import Table
 from dynamiccl import cli
 from dynamiccl.errors import DataError, Interrupted, MachineError, UserError
 from dynamiccl.files import end_with_parent
-from dynamiccl.train import tracking_uri
+from dynamiccl.train import DEFAULT_TRACKING_URI, tracking_uri
 from dynamiccl.train.options import (
     DEFAULT_RECIPE,
     EXPERIMENT,
@@ -157,7 +157,9 @@ def fit_command(
             else:
                 summary = fitting.fit(data, chosen, experiment=EXPERIMENT, seed=seed or 0, **how)
     except tracking.RunInterrupted as stopped:
-        again = f"dynamiccl-train fit --data {data} --resume {stopped}"
+        again = _command(
+            uri, "dynamiccl-train", "fit", "--data", str(data), "--resume", str(stopped)
+        )
         raise Interrupted(f"run {stopped} is kept; go on with: {again}") from None
     except KeyboardInterrupt:
         raise Interrupted("no run was begun; give the same command again") from None
@@ -391,7 +393,7 @@ def _tell_how_to_join(summary: "StudySummary", uri: str, *, as_json: bool) -> No
             f"warning: {uri} is safe on one host alone; for workers on several run 'mlflow server' "
             "and begin the study with MLFLOW_TRACKING_URI=http://NODE:5000",
         )
-    join = _command(uri, "--join", summary.run_id)
+    join = _study(uri, "--join", summary.run_id)
     if as_json:
         cli.print_json({"run_id": summary.run_id, "trials": summary.trials, "join": join})
         return
@@ -401,12 +403,18 @@ def _tell_how_to_join(summary: "StudySummary", uri: str, *, as_json: bool) -> No
         f"study {summary.run_id}: {summary.trials} trials wait for workers, of any number\n"
         f"one here: {join}\n"
         f"16 on Slurm: {array} --wrap {shlex.quote(f'exec {join}')}\n"
-        f"the results: {_command(uri, '--resume', summary.run_id)} --jobs 0",
+        f"the results: {_study(uri, '--resume', summary.run_id)} --jobs 0",
     )
 
 
+def _study(uri: str, *words: str) -> str:
+    return _command(uri, "dynamiccl-train", "study", *words)
+
+
 def _command(uri: str, *words: str) -> str:
-    return shlex.join(["env", f"MLFLOW_TRACKING_URI={uri}", "dynamiccl-train", "study", *words])
+    """A command line to copy, which finds the store of runs."""
+    store = [] if uri == DEFAULT_TRACKING_URI else ["env", f"MLFLOW_TRACKING_URI={uri}"]
+    return shlex.join([*store, *words])
 
 
 def _run_workers(study: "Study", uri: str, jobs: int) -> list[int]:
@@ -418,7 +426,7 @@ def _run_workers(study: "Study", uri: str, jobs: int) -> list[int]:
     tell(stderr, f"study {run_id}: {left} of {summary.trials} trials to run")
     command = [sys.executable, "-P", "-m", "dynamiccl.train.cli", "study", "--join", run_id]
     workers: list[subprocess.Popen[bytes]] = []
-    again = _command(uri, "--resume", run_id)
+    again = _study(uri, "--resume", run_id)
     with cli.interruptible(lambda: f"study {run_id} keeps what is done; go on with: {again}"):
         try:
             for _ in range(min(left, jobs)):
@@ -443,8 +451,9 @@ def _show_study(summary: "StudySummary", failures: list[str], *, as_json: bool) 
         cli.print_json(asdict(summary))
     else:
         wide_stdout().print(_study_table(summary))
-        runs = " ".join(f"--policy {each.best_run}" for each in summary.settings)
-        report = f"dynamiccl-evaluate report --data {summary.data} {runs} --out report"
+        runs = [word for each in summary.settings for word in ("--policy", each.best_run)]
+        words = ("dynamiccl-evaluate", "report", "--data", str(summary.data), *runs)
+        report = _command(tracking_uri(), *words, "--out", "report")
         if summary.settings:
             tell(stdout, f"their best runs, side by side on test sizes: {report}")
     for failure in failures:
@@ -453,7 +462,7 @@ def _show_study(summary: "StudySummary", failures: list[str], *, as_json: bool) 
         what = "failed" if failures else "are not done"
         raise DataError(
             f"{missing} of {summary.trials} trials {what}; the others are kept: when what they say "
-            f"is mended, go on with 'dynamiccl-train study --resume {summary.run_id}'"
+            f"is mended, go on with: {_study(tracking_uri(), '--resume', summary.run_id)}"
         )
 
 

@@ -176,7 +176,7 @@ class GroupParameters(Table):
 class NcclParameters(Table):
     """Inputs of NCCL's own cost model."""
 
-    #: A description in `default/machines`, or the path of one.
+    #: A description in `machines`, or the path of one.
     machine: str
     #: `NCCL_MIN_CTAS` and `NCCL_MAX_CTAS` of the job.
     min_channels: int | None = Field(default=None, ge=1)
