@@ -53,7 +53,6 @@ FLAG_CAPTURED: Final = 1
 FLAG_INCOMPLETE: Final = 2
 FLAG_PROBE: Final = 4
 
-#: By the reason to drop a record.
 _CHECKS: Final = {
     "collective not known": pl.col("collective") < NUM_TUNED_COLLECTIVES,
     "size 0 or out of range": pl.col("size_bytes").is_between(1, (1 << MAX_SIZE_BITS) - 1),
@@ -68,7 +67,6 @@ _CONFIG: Final = (
     *("size_bytes", "num_ranks", "num_nodes"),
     *("algorithm", "protocol", "num_channels", "datatype"),
 )
-#: Columns that the join adds.
 _JOINED: Final = (
     *("time_at_most_us", "skew_us", "ranks_per_node"),
     *("ranks_seen", "ranks_timed", "ranks_agree"),
@@ -92,7 +90,7 @@ def join_ranks(records: pl.DataFrame, key: Sequence[str], agreed: Sequence[str])
     """One row for each call, from the ranks' records with equal `key` columns.
 
     Each `time_us` (null: unknown) includes waiting, so the least of all ranks is the call's. Of
-    other columns the first rank that knows tells; those of `agreed` may agree, nulls included.
+    others the first rank that knows tells; `ranks_agree` compares `agreed`, null being a value.
     """
     time = pl.col("time_us")
     told = pl.exclude(*key, "time_us", *_MOST, *_LEAST)
@@ -124,9 +122,9 @@ def calls_table(calls: pl.DataFrame) -> pa.Table:
 def join_traces(
     records: pl.DataFrame, base: Mapping[str, Any]
 ) -> tuple[pa.Table, Counter[str], int]:
-    """The calls of a job's traces, why some have no time, and how many records were duplicates.
+    """The calls of a job's traces, why some lack a time, and how many records were duplicates.
 
-    `records` is as RANK_RECORD. Columns of `base` win over traces, but `num_ranks` and `num_nodes`.
+    Columns of `base` win over traces; its `num_ranks` and `num_nodes` hold where they tell none.
     """
     # A part of the job may lie on fewer nodes than the job.
     world_size = pl.coalesce("world_size", pl.lit(base.get("num_ranks"), pl.Int64))
@@ -208,7 +206,6 @@ def read_header(path: Path) -> np.void:
 
 
 def _environment(header: np.void) -> dict[str, Any]:
-    """Columns of `calls` by a header and its fingerprint; None: not told."""
     texts = ("job", "fingerprint", "plugin_version", "mode")
     job, fingerprint, plugin, mode = (bytes(header[n]).decode(errors="replace") for n in texts)
     facts = dict(part.split("=", 1) for part in fingerprint.split(";") if "=" in part)

@@ -1,10 +1,9 @@
 """`dynamiccl-collect compare`: what differs between two data sets of a machine, and what does not.
 
 Log times of cells (tasks under a config) are compared, less what all cells of a run share. Noise is
-that of cells of like size, or a cell's own where far larger. With one run each it is by how much
-changes at neighbouring sizes disagree, without what launches differ by: such a change is *not
-confirmed*. Cells and ranges of sizes are tested together (Benjamini and Hochberg 1995); findings
-count if runs shuffled between the data sets hardly give as many.
+that of cells of like size, or a cell's own where far larger; with one run each, what changes at
+neighbouring sizes disagree by: then a change is *not confirmed*. Cells and ranges of sizes are
+tested together (Benjamini and Hochberg 1995), and count if shuffled runs hardly give as many.
 """
 
 import math
@@ -47,7 +46,7 @@ _Z_INTERVAL, _Z_COMMON = 1.96, 3.09
 
 
 def compare(old: pl.DataFrame, new: pl.DataFrame) -> dict[str, Any]:
-    """Changes as fractions of the old time, above 0 slower; NotEnoughData: no cell in both."""
+    """Changes are fractions of the old time, above 0 slower. Raises NotEnoughData."""
     sides, both = [_rows(old), _rows(new)], [*CELL, "in_place"]
     others = differing(*({c: [*side[c].drop_nulls().unique()] for c in _BESIDE} for side in sides))
     shared = sides[0].join(sides[1], on=both, how="semi", nulls_equal=True).select(both).unique()
@@ -132,7 +131,7 @@ def _judged(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _tested(rows: pl.DataFrame) -> pl.DataFrame:
-    """Ln of new/old of each key, less what all share; null `error`: unknown, `sign` 0: noise."""
+    """Change of each key (ln new/old); null `error`: unknown, `sign` 0: within noise."""
     key, freedom, scale = ["kind", "key"], pl.col("freedom"), pl.col("scale")
     off = pl.col("log") - pl.col("log").median().over(*key, "is_new")
     near = pl.col("log") - off + pl.min_horizontal(off.abs(), "limit") * off.sign()
@@ -191,7 +190,6 @@ def _system(name: str, found: pl.DataFrame) -> dict[str, Any]:
 
 
 def _interval(change: float, error: float | None) -> dict[str, Any]:
-    """A difference of logarithms as a fraction, with its 95 % interval."""
     ends = [None if error is None else change + s * _Z_INTERVAL * error for s in (-1, 1)]
     low, high = (None if end is None else math.expm1(end) for end in ends)
     return {"change": math.expm1(change), "low": low, "high": high}

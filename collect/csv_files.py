@@ -66,7 +66,7 @@ class _Record(Known):
 
 
 CSV_COLUMNS: Final = tuple(_Record.model_fields)
-#: Column and unit -> ours, factor, others' spelling. MB (1000 or 1024) and gb/s (bits) are unclear.
+#: Column and unit -> ours, factor, others' spelling. No name tells MB from MiB, or bits in gb/s.
 _UNITS: Final = {
     "time_ns": ("time_us", 1e-3, r"(?i:n(?:ano)?s(?:ecs?|econds?)?)"),
     "time_us": ("time_us", 1.0, r"(?i:(?:[u\u00b5\u03bc\ufffd]|micro)s(?:ecs?|econds?)?)"),
@@ -160,7 +160,7 @@ _REQUEST: Final = "a tuner's table asks for it at"
 
 
 def read_csv(path: Path, _: str, options: ImportOptions, report: FileReport) -> Iterator[Part]:
-    """Yield one file's measurements. Raises OutputError for wrong columns and other files."""
+    """Yield one file's measurements. Raises OutputError for wrong columns, and for no CSV."""
     rows = _rows(path, options, report)
     while chunk := list(islice(rows, CHUNK_ROWS)):
         yield "measurements", measurements_table(chunk)
@@ -298,7 +298,6 @@ def _texts(columns: Sequence[_Column], cells: Sequence[str], *, has_commas: bool
 
 
 def _record(texts: dict[str, str], known: Row) -> _Record:
-    """Raises ValueError and UnknownName."""
     collective = texts.get("collective") or known.get("collective")
     if re.search(r"(?i)to_?all_?v", str(collective)):
         raise ValueError(f"'{collective}' is another call than AlltoAll, and NCCL tunes neither")
@@ -333,9 +332,9 @@ def _record(texts: dict[str, str], known: Row) -> _Record:
 
 
 def _ranks_of_rccl(texts: dict[str, str]) -> None:
-    """Ranks are processes times GPUs, nodes unknown: under MPI a row's nodes are communicators.
+    """Ranks are processes times GPUs; of several communicators the bandwidths must agree.
 
-    Its ranks per node are a communicator's processes. With several, bandwidths must agree.
+    Under MPI a row has communicators for nodes, and their processes for ranks per node.
     """
     names = ("gpus", "comm_processes", "processes")
     gpus, of_comm, of_all = (int(texts.pop(name, 1)) for name in names)
@@ -455,10 +454,7 @@ def _measurement(record: _Record, report: FileReport) -> Row:
 
 
 def _config(record: _Record) -> Row:
-    """The requested and the actual config, also by a default row's note.
-
-    `channels .. requested`: they were forced. `upper limit`: they are of the launch profile.
-    """
+    """The requested and the actual config; a note tells what a default row's channels were."""
     note, channels = record.note.lower(), record.num_channels
     names = {"algorithm": record.algorithm, "protocol": record.protocol}
     is_auto = channels is None and not any(names.values())
@@ -494,7 +490,7 @@ def _figures(record: _Record, num_ranks: int | None, report: FileReport) -> Row:
         report.remark("rows with a bandwidth of 0 keep no time")
     if time_us is None and algbw:
         time_us = record.size_bytes / (algbw * 1e3)
-    # No call between GPUs is as short, and no link as fast.
+    # No call between GPUs is so short, and no link so fast.
     if time_us and num_ranks != 1 and (time_us < 0.5 or (algbw or 0) > 10_000):
         raise ValueError(
             f"{time_us:.4g} us, which is {algbw or 0:.4g} GB/s, is too fast for any call between "
@@ -512,7 +508,6 @@ def _figures(record: _Record, num_ranks: int | None, report: FileReport) -> Row:
 def _check_fit(
     told: float | None, algbw: float | None, factors: Sequence[float], report: FileReport
 ) -> None:
-    """Raise ValueError where bandwidths disagree beyond printed digits."""
     if told is None or not algbw:
         return
     least, most = algbw * min(factors), algbw * max(factors)

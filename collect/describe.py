@@ -18,7 +18,6 @@ from dynamiccl.datasets.store import config_of, part_paths, read, scan, slug
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.sizes import size_label
 
-#: Tasks that differ in size only: one line of a plot.
 FAMILY_COLUMNS: Final = tuple(name for name in TASK_COLUMNS if name != "size_bytes")
 #: In a picture: families; tasks of both sides, and names on each front.
 MOST_FAMILIES, MOST_PANELS, MOST_NAMES = 24, 6, 6
@@ -159,10 +158,7 @@ def lines(one: Mapping[str, Any]) -> dict[str, str]:
 
 
 def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
-    """The best measured config of each quiet task, by family and size.
-
-    Unmeasured `default_us` and unknown `noise_band` are null; `gain` is default / best - 1.
-    """
+    """The best measured config of each quiet task; unknown is null, `gain` default / best - 1."""
     rows = cells.comparable(usable(quiet(tuned(frame))))
     # Of equal times the default's comes first, then by name.
     times = cells.cell_times(cells.one_placement(rows))
@@ -183,7 +179,7 @@ def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
-    """Draw PNGs. Raises ModuleNotFoundError (matplotlib), and NotEnoughData without any time."""
+    """Draw PNGs. Raises ModuleNotFoundError without matplotlib, NotEnoughData without times."""
     figures = {}
     for (system,), part in crossovers(frame).group_by("system", maintain_order=True):
         title = f"{system}: best measured config by message size"

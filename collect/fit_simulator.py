@@ -66,7 +66,7 @@ class Cell:
     #: Collective and requested config; ABSTAIN is NCCL's own choice.
     label: str
     time_us: float
-    #: Of two repeats.
+    #: By how much two repeats differ.
     spread: float | None
     work: Work
     key: str
@@ -89,7 +89,7 @@ class Fit(NamedTuple):
 
 
 def fit_to_file(data: Path, out: Path, *, base: str, systems: Sequence[str] = ()) -> Fit:
-    """Fit `base`, write the file, name the system by it. Raises UserError, and as `fit_system`."""
+    """Fit `base` and write it; the file names the system. Raises UserError, or as `fit_system`."""
     if out.suffix != ".toml":
         raise UserError(f"--out is '{out}'; name a TOML file, such as {out.with_suffix('.toml')}")
     file = system_file(base)
@@ -104,7 +104,7 @@ def fit_to_file(data: Path, out: Path, *, base: str, systems: Sequence[str] = ()
 
 
 def fit_system(file: SystemFile, data: Path, systems: Sequence[str] = ()) -> Fit:
-    """Fit what `file` marks `fitted`; ModuleNotFoundError: SciPy, NotEnoughData: undetermined."""
+    """Fit what `file` marks `fitted`. Raises NotEnoughData, and ModuleNotFoundError for SciPy."""
     cells, left_out = read_cells(data, file, systems)
     found, at_bound, unclear = _solve(file, cells)
     if not found:
@@ -129,9 +129,9 @@ def fit_system(file: SystemFile, data: Path, systems: Sequence[str] = ()) -> Fit
 def read_cells(
     data: Path, file: SystemFile, systems: Sequence[str] = ()
 ) -> tuple[list[Cell], dict[str, int]]:
-    """The cells that the fit of `file` looks at, and counts of unusable ones by reason.
+    """The cells to fit `file` to, and why others are unusable -> how many.
 
-    Raises UserError for several systems of which none is named, UnknownName and NotEnoughData.
+    Raises UserError where none of several systems is named or it is unknown, and NotEnoughData.
     """
     frame, rules = store.read(data), file.fit
     names = _chosen(sorted(frame["system"].unique()), rules, systems)
@@ -255,7 +255,6 @@ def _solve(
 
 
 def _filled(file: SystemFile, found: Mapping[Name, float]) -> SystemFile:
-    """The description with the fitted numbers; what could not be fitted becomes a prior."""
     changes: dict[str, dict[str, Parameter]] = defaultdict(dict)
     for (owner, number), held in _numbers(file).items():
         if held.origin is Origin.FITTED:
@@ -269,7 +268,7 @@ def _filled(file: SystemFile, found: Mapping[Name, float]) -> SystemFile:
 
 
 def _hold_out(file: SystemFile, cells: Sequence[Cell]) -> list[Cell]:
-    """Each cell's time by a fit without its size, staggered: all configs may have one size."""
+    """Each cell's time by a fit without its size; staggered, as a sweep may have one size only."""
     named = [(cell.label, cell.call.size_bytes) for cell in cells]
     place = pl.col("size").rank("dense").over("label") + pl.col("label").rank("dense")
     folds = pl.DataFrame(named, ("label", "size"), orient="row").select(place % FOLDS).to_series()

@@ -54,7 +54,7 @@ Report = dict[str, Any]
 
 class _Comm(NamedTuple):
     members: _Part
-    #: log(time / its like's), the least of its launches: one launch's network path is no hardware.
+    #: log(time / its like's), the least of its launches, which may take other network paths.
     excess: float
     #: A robust sigma of a launch's rows.
     spread: float
@@ -128,7 +128,6 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
 
 
 def _read(frame: pl.DataFrame) -> tuple[list[_Comm], int]:
-    """The communicators, and how many launches have no like to be compared with."""
     has_time = pl.col("comm_split", "process_times_us", "num_hosts").is_not_null()
     is_alone = pl.col("comm_split").is_null() & pl.col("hosts").is_not_null()
     launch = pl.concat_str("system", "sweep", pl.coalesce("launch", "run"), separator="|")
@@ -201,7 +200,6 @@ def _elsewhere(times: pl.DataFrame) -> pl.DataFrame:
 
 
 def _judge(comms: Sequence[_Comm], least: float) -> tuple[list[Finding], float | None]:
-    """What is slow among the communicators inside nodes, or between them, and their noise."""
     if not comms:
         return [], None
     left = np.array([comm.excess for comm in comms])
@@ -226,10 +224,7 @@ def _judge(comms: Sequence[_Comm], least: float) -> tuple[list[Finding], float |
 
 
 def _parts(comms: Sequence[_Comm]) -> list[dict[_Part, list[int]]]:
-    """The communicators of each node, each two nodes and each rank, where several; and each alone.
-
-    A node needs two partners: with one, either of the two may be slow.
-    """
+    """By node (not those of one partner: either may be slow), two nodes, rank, and communicator."""
     nodes, pairs, ranks = [defaultdict[_Part, list[int]](list) for _ in range(3)]
     partners = defaultdict[_Part, set[_Place]](set)
     for n, comm in enumerate(comms):
@@ -307,7 +302,6 @@ def _sigma_below(values: _FloatArray) -> float:
 
 @cache
 def _listed(members: _Part) -> str:
-    """Numbers of ranks: `0-2,5`; nothing for whole hosts."""
     told = host_list(map(str, sorted({number for _, number in members if number >= 0})))
     return told.replace("[", "").replace("]", "")
 

@@ -1,8 +1,7 @@
 """`dynamiccl-collect import`: other people's measurements into the Parquet store.
 
 Parts depend on the file, the options and this release alone: a file imported twice is there once.
-Calls files and traces that are named together are joined into parts together. A row is written,
-dropped with a reason, counted as a duplicate, or rejected with file, line and text.
+Calls files and traces that are named together are joined into parts together.
 """
 
 import dataclasses
@@ -40,7 +39,6 @@ class ImportSummary:
     """What became of every row."""
 
     files: list[FileReport] = field(default_factory=list)
-    #: Files of directories -> what they are.
     skipped: dict[str, str] = field(default_factory=dict)
     rows_read: int = 0
     measurements_written: int = 0
@@ -90,10 +88,9 @@ class ImportSummary:
 def import_files(
     paths: Sequence[Path], out_dir: Path, *, options: ImportOptions | None = None
 ) -> ImportSummary:
-    """Import `paths`, of directories the known files, and report on every row.
+    """Import `paths`, of directories the known files. Raises UserError for an unknown system.
 
-    Raises UserError for an unknown system. Where files gave no row it raises, once all others are
-    written, OutputError, or a single file's own error.
+    Files without a row raise once all others are written: OutputError, or a single file's error.
     """
     summary = ImportSummary()
     options = options or ImportOptions()
@@ -209,7 +206,7 @@ class _Import:
         self._seen = set(part_paths(out)) if out.is_dir() else set()
 
     def write_file(self, report: FileReport) -> None:
-        """Write what a file tells by itself. Raises DataError for nothing."""
+        """Write what a file tells by itself. Raises DataError if that is nothing."""
         path, read, wrong = Path(report.path), _FORMATS[report.format][1], 0
         if read is None:
             return

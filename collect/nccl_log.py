@@ -1,7 +1,7 @@
 """What NCCL was told (settings that a shell or NCCL itself shows), and what its log tells.
 
 **Settings** are variables, and options of the benchmark (`--graph`). As environments may hold
-secrets, only listed names keep values; others for NCCL, libfabric and ROCm keep a digest. What
+secrets, only listed names keep values; others of NCCL, libfabric and ROCm keep a digest. What
 names one algorithm, protocol or channel count is the requested config; all else joins the launch
 profile. A setting that cannot be read (`$1`), or is said to be two things, has no value: its run's
 config is *not known*, and never taken for NCCL's own choice.
@@ -431,7 +431,6 @@ class NcclLog:
     #: Also the tuner plugin (`--tuner`) and ROCm's release (`--rccl`).
     settings: Settings = field(default_factory=dict)
     calls: dict[LoggedCall, None] = field(default_factory=dict)
-    #: One for each communicator.
     costs: list[dict[Cell, CostLine]] = field(default_factory=list)
     _algorithms: list[Algorithm | None] = field(default_factory=list)
 
@@ -458,9 +457,9 @@ class NcclLog:
     def choices(
         self, collective: Collective, num_ranks: int | None
     ) -> tuple[dict[int, Choice], list[int]]:
-        """Choice by bytes of the whole buffer, and sizes whose lines disagree.
+        """Choice by bytes of the whole buffer, and the sizes whose lines disagree.
 
-        Lines in bytes per rank are left out where the number of ranks is unknown.
+        Lines in bytes per rank count only where the number of ranks is known.
         """
         by_size = defaultdict[int, set[Choice | None]](set)
         for call in self.calls:

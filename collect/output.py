@@ -155,11 +155,7 @@ Layout = tuple[tuple[str, ...], tuple[tuple[bool | None, tuple[str, ...]], ...]]
 
 
 def layouts_of_header(line: str, *, in_place_first: bool = False) -> dict[int, Layout] | None:
-    """Layouts of a line of column names by number of tokens; None for another line.
-
-    AlltoAll leaves `redop` empty: one token less. Unknown columns (`cputime` of -C is the launch;
-    milliseconds of 2018) have no layout.
-    """
+    """Layouts by number of tokens, as AlltoAll leaves `redop` blank; {} for columns of -C."""
     names = line.lstrip("# \t").split()
     if names[:1] not in (["size"], ["bytes"]) or "algbw" not in names:
         return None
@@ -494,10 +490,9 @@ class _Document(BaseModel):
 
 
 def read_json(path: Path, report: FileReport) -> tuple[list[Row], Run]:
-    """The rows of JSON output (`-J`, `src/util.cu` 2.17.3 to 2.19.6), and their run.
+    """The rows of JSON output (`-J`, by `src/util.cu` 2.17.3 to 2.19.6), and their run.
 
-    Booleans are "true" and "false", "nan" is no number. Raises CorruptFile for a cut-off text (a
-    crash) or none of JSON, and OutputError for other JSON or versions.
+    Raises CorruptFile for text that a crash cut off, and OutputError for other JSON or versions.
     """
     try:
         with opened(path) as file:

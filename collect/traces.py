@@ -90,7 +90,8 @@ def trace_source(path: Path) -> CallSource | None:
 def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any) -> Traces:
     """Read the traces of all ranks of one job; errors of single traces are in their reports.
 
-    `num_ranks` and `num_nodes` count only where traces tell none. Raises OutputError for no trace.
+    `known` are columns of `calls`; `num_ranks` and `num_nodes` count where traces tell none.
+    Raises OutputError where no file is a trace.
     """
     base = {"system": system, "sweep": sweep, "run": sweep, **known}
     named = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in paths]
@@ -162,7 +163,6 @@ def _read_inspector(lines: Iterable[str], report: FileReport) -> _Rows:
             counts = ("coll_records", "p2p_records", "proxy_records")
             left = sum(whole(stats.get(name)) or 0 for name in counts)
             continue
-        # A record with its own header is none of the dump's.
         told = document.get("header", header if left else None)
         left = 0 if "header" in document else max(left - 1, 0)
         if not document.keys() & {"coll_perf", "p2p_perf", "proxy_trace"}:
@@ -230,10 +230,9 @@ def _wire(
 
 
 def comm_kernel(name: str) -> tuple[Collective | None, bool | None] | None:
-    """A communication kernel's collective, and whether NCCL asks a tuner (None: it may).
+    """A communication kernel's collective, and whether NCCL asks a tuner; None for other kernels.
 
-    Its name tells no algorithm or protocol: RING_LL and TREE_LL run all (`best_kernel` in
-    src/device/generate.py, v2.30.7).
+    RING_LL or TREE_LL in a name may run any (`best_kernel`, src/device/generate.py, v2.30.7).
     """
     if found := _NCCL.search(name):
         collective = _BY_WIRE.get(found[2])
@@ -318,10 +317,9 @@ def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tup
 
 
 def _decoded(file: TextIO, seen: Callable[[Any], None]) -> _Row:
-    """What a trace says beside its events, each of which goes to `seen`: never all in memory.
+    """What a trace says beside its events, which go to `seen` one by one to spare memory.
 
-    What fits no slice (a long event, a late list, damage) goes to one decoder, which says where it
-    failed. Raises ValueError and RecursionError.
+    What fits no slice goes to one decoder, which says where it failed (ValueError, RecursionError).
     """
     decoder, after = json.JSONDecoder(strict=False), re.compile(r"\s*,?\s*")
     rest = more = file.read(_SLICE)
@@ -508,10 +506,7 @@ def _running(spans: Sequence[_Span]) -> Callable[[float], float]:
 def _message(
     told: Mapping[str, Any], ran: Collective | None, num_ranks: int | None
 ) -> tuple[str | None, int | None]:
-    """Element type as in nccl-tests, and NCCL's nBytes, the larger of both buffers.
-
-    `ncclInfoSetDerived` in src/include/info.h, v2.19.
-    """
+    """Element type as in nccl-tests, and nBytes, the larger buffer (src/include/info.h, v2.19)."""
     name, sent = told.get("dtype"), whole(told.get("In msg nelems"))
     received = whole(told.get("Out msg nelems"))
     shapes, types = told.get("Input Dims"), told.get("Input type")

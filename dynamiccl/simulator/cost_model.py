@@ -98,7 +98,6 @@ class _Communicator:
 
     @cached_property
     def column(self) -> int:
-        """1, 2 or more nodes, in the bandwidth tables."""
         return min(self.group.num_nodes, 3) - 1
 
     @cached_property
@@ -316,7 +315,7 @@ def _corrections(
 def _latency_us(
     comm: _Communicator, collective: Collective, algorithm: Algorithm, protocol: Protocol
 ) -> float:
-    """Of an empty message, before corrections by size (`ncclTopoTuneModel`)."""
+    """Time of an empty message, before corrections by size (`ncclTopoTuneModel`)."""
     base = BASE_US[algorithm][protocol]
     inside = HOP_US[comm.hop_inside(algorithm)][algorithm][protocol]
     between = _between_us(comm, algorithm, protocol)
@@ -484,7 +483,6 @@ def _most_threads(comm: _Communicator, algorithm: Algorithm, protocol: Protocol)
 def _payload(
     comm: _Communicator, collective: Collective, protocol: Protocol, size_bytes: int
 ) -> tuple[int, int]:
-    """One rank's bytes, and the traffic of each."""
     num_bytes, traffic = size_bytes, 1
     if collective is Collective.AllReduce:
         traffic = 2

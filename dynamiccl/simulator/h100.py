@@ -30,7 +30,6 @@ from dynamiccl.simulator.system import (
 )
 
 NCCL_VERSION: Final = NcclVersion(2, 27, 5)
-#: DGX H100 class.
 ENVIRONMENT: Final[Mapping[str, Any]] = {
     "system_description": "simulated: H100 NVSwitch nodes on InfiniBand, NCCL 2.27.5 model "
     "times published correction factors",
@@ -51,7 +50,6 @@ _MEMORY_GBYTES_PER_S: Final = 3350.0
 _INTRA_BUS_GBYTES_PER_S: Final = 360.0
 #: Of the measured bandwidths.
 _LARGE_BYTES: Final = 10**9
-#: 400 Gbit/s.
 NIC_GBYTES_PER_S: Final = 50.0
 #: LL has 4 bytes of flag for 4 of data, LL128 8 in 128.
 _PAYLOAD: Final[Mapping[Protocol, float]] = {
@@ -209,7 +207,8 @@ def _measured_factor(call: Call, algorithm: Algorithm) -> float:
 def _correction(collective: Collective, num_ranks: int) -> tuple[float, float]:
     """Bandwidth factor and further latency in us of `num_ranks` GPUs of one node; else (1, 0).
 
-    Measured at 1 GB, and for latency, on 2, 4 and 8 GPUs, for NCCL's choice; all cells get it.
+    Bandwidth at 1 GB and latency were measured on 2, 4 and 8 GPUs (ORIGIN.md). Nothing tells cells
+    apart, so that all get what moves the cell of NCCL's choice through these points.
     """
     name = collective.wire.lower()
     algbw, latency = _points("one_node_algbw", name), _points("one_node_latency", name)
@@ -230,7 +229,6 @@ def _correction(collective: Collective, num_ranks: int) -> tuple[float, float]:
 def _interpolated(
     x: float, points: Sequence[tuple[float, float]], *, beyond: float | None = None
 ) -> float:
-    """Linear between points; before them the first y, after them `beyond`."""
     if beyond is not None and x > points[-1][0]:
         return beyond
     after = bisect(points, x, key=lambda point: point[0])

@@ -270,7 +270,7 @@ HOP_US: Final[Mapping[Hop, Mapping[Algorithm, Mapping[Protocol, float]]]] = {
         Algorithm.PAT: _by_protocol(0.0, 0.0, 14.0),
     },
 }
-#: `llMaxBws`, for 1, 2 and more nodes. Row on several: 1 for AMD or mixed CPUs, else 0.
+#: `llMaxBws`, for 1, 2 and more nodes. On several the row is the CPU's: 1 for AMD or mixed, else 0.
 LL_MAX: Final[Sequence[Triple]] = (
     (39.0, 39.0, 20.4),
     (87.7, 22.5, 19.0),
@@ -301,8 +301,7 @@ class Release:
     """What differs between releases."""
 
     version: NcclVersion
-    #: `perChMaxRingLL128Bws`, `...TreeLL128Bws`, `...TreeBws`, `...NVLSTreeBws`: of a channel, by
-    #: generation, for 1, 2 and more nodes. The last is for NVLS by efficiency.
+    #: `perChMax..Bws` of a channel, by generation, on 1, 2 and more nodes; the last by efficiency.
     ring_ll128: Sequence[Triple]
     tree_ll128: Sequence[Triple]
     tree: Sequence[Triple]

@@ -42,7 +42,7 @@ _SLICE_BYTES: Final = 32 << 10
 #: Chunks are multiples of it (`ncclProtoGrainSize`, Simple).
 GRAIN_BYTES: Final = 512
 _NVLS_CHUNK_BYTES: Final = 128 << 10
-#: Chunks down to which NVLS halves, for fewer chunks than this on each head of each channel.
+#: With fewer chunks for each head of each channel NVLS halves its chunk, down to these.
 _NVLS_SMALLER: Final = ((64, 64 << 10), (8, 32 << 10), (2, 16 << 10))
 NVLS_KINDS: Final = frozenset({Algorithm.NVLS, Algorithm.NVLSTree})
 _ROOTED: Final = frozenset({Collective.Broadcast, Collective.Reduce})

@@ -1,8 +1,7 @@
 """`dynamiccl-collect jobs`: simulates jobs that explore and records their calls, to train on.
 
 A share of the calls runs a random config, held for some calls of the key: who watches a config has
-to see more than one. Each job is a run, each group shape of it a communicator. As in the plugin's
-recordings, no surroundings are written.
+to see more than one. Each job is a run, each group shape of it a communicator.
 """
 
 import hashlib

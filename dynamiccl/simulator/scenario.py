@@ -38,10 +38,7 @@ _Left = Annotated[float, Field(ge=1 - MAX_SHARE, le=1)]
 
 
 class MarkovLink(Table):
-    """Congestion as a Markov-modulated process of S states, left with 1 - exp(-elapsed / dwell).
-
-    Of `links` independent links the slowest counts, as for a ring over all of them.
-    """
+    """Congestion as a Markov process of S states; the slowest of `links` counts, as for a ring."""
 
     on: Where
     kind: Literal["markov"]

@@ -155,7 +155,6 @@ class ComputeParameters(Table):
     memory_share: Parameter
     memory_gbytes_per_s: Parameter
     call_slowdown: Parameter
-    #: Before it runs, beside compute.
     held_us: Parameter
 
 
@@ -321,10 +320,9 @@ class ParametricSystem(CostModel):
         return {cell: line for cell, line in found.items() if cell in self._parameters}
 
     def resolve_measured(self, call: Call, config: Config, opened: int | None) -> Config:
-        """The config that ran in a measurement, whose launch opened at most `opened` channels.
+        """The config that ran in a measurement; its launch opened at most `opened` channels.
 
-        None: NCCL's own, or what was asked for beyond. A protocol that NCCL lacks, but was forced
-        by `NCCL_PROTO`, runs on a ring. Raises KeyError.
+        A protocol that NCCL lacks but `NCCL_PROTO` forced runs on a ring. Raises KeyError.
         """
         algorithm, protocol = config.algorithm or Algorithm.Ring, config.protocol
         forced = (

@@ -76,7 +76,10 @@ def fsdp(shape: Group) -> Workload:
 
 
 def megatron(shape: Group) -> Workload:
-    """Megatron-LM: two all-reduces a layer each way in a node, then gradients across nodes."""
+    """Megatron-LM: two all-reduces a layer each way (four layers, eight micro-batches) in a node.
+
+    Activations are 4,096 x 8,192 bf16; gradients follow across nodes.
+    """
     node, across = _node(shape), _across(shape)
     activations = 4_096 * 8_192 * _BF16
     micro = [WorkCall(node, _AR, activations, 400.0)] * (4 * 4)
@@ -103,7 +106,7 @@ def lora(shape: Group) -> Workload:
 
 
 def decode(shape: Group) -> Workload:
-    """Tensor-parallel inference: 20 layers of hidden size 8,192 (bf16) a batch, then a prompt."""
+    """Tensor-parallel inference: 20 layers of hidden size 8,192 a batch size, then a prompt."""
     token = 8_192 * _BF16
     layers = [
         call
@@ -115,19 +118,17 @@ def decode(shape: Group) -> Workload:
 
 
 def phi_2(shape: Group) -> Workload:
-    """AutoCCL's Phi-2-2B, TP 8 x DP 4 (gbxu/autoccl @63acb15, NSDI 2025).
+    """AutoCCL's Phi-2-2B, TP 8 x DP 4 (gbxu/autoccl @63acb15, NSDI 2025): AllReduce 632 MB.
 
-    AllReduce 632 MB x 1 in groups of 4; in groups of 8 AllGather 80 MB x 3,120 and ReduceScatter x
-    2,064, here a sixteenth of both, so that the large one is seen.
+    Of AllGather 80 MB x 3,120 and ReduceScatter x 2,064 in groups of 8 a sixteenth is called.
     """
     return _autoccl("phi-2", shape, 80 * 10**6, 632 * 10**6)
 
 
 def llama_3(shape: Group) -> Workload:
-    """AutoCCL's Llama-3.1-8B, same source; here a 32nd of the small calls.
+    """AutoCCL's Llama-3.1-8B, same source: AllGather 857 MB, AllReduce 1,710 MB in groups of 4.
 
-    AllGather 128 MB x 6,240 and ReduceScatter x 4,128 in groups of 8; AllGather 857 MB and
-    AllReduce 1,710 MB x 1 in groups of 4.
+    Of AllGather 128 MB x 6,240 and ReduceScatter x 4,128 in groups of 8 a 32nd is called.
     """
     made = _autoccl("llama-3", shape, 128 * 10**6, 1_710 * 10**6)
     gather = WorkCall(_across(shape), _AG, 857 * 10**6, 1_000.0, beside_us=5_000.0)

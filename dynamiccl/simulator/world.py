@@ -218,7 +218,6 @@ class Jobs:
         found = {"intra": self._ones, "inter": self._ones, "host": self._ones}
         for on, process in self._links:
             found[on] = found[on] * process.send(self._elapsed_us)
-        #: (N,) slowdowns that the next calls meet.
         self.intra, self.inter, self.host = found["intra"], found["inter"], found["host"]
         self._beside_us = world.beside_us[self._place]
         #: (N,) what the compute beside the next calls does to them.
