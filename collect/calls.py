@@ -3,7 +3,7 @@
 A calls file (`serve/plugin/profiler/recorder.cpp`) has 512 bytes of header, then entries of 80
 bytes with a checksum each: a killed process tears one. Ranks are joined by the communicator's id
 and NCCL's number, or the process group and PyTorch's number. Older traces have neither: calls are
-joined by order within a training step, where all ranks have the same collectives in the same order.
+joined by order within a training step, if all ranks have the same collectives in the same order.
 """
 
 import re
@@ -81,7 +81,7 @@ _TRACE_CONFIG: Final = (
     *("collective", "size_bytes", "datatype"),
     *("actual_algorithm", "actual_protocol", "actual_num_channels"),
 )
-#: Of all ranks; those of an uneven all-to-all send what they like, `cpu` sorts before `gpu`.
+#: Of all ranks, which send what they like in an uneven all-to-all; `cpu` sorts before `gpu`.
 _MOST: Final = ("size_bytes", "incomplete", "probe")
 _LEAST: Final = ("timestamp", "exposed_us", "compute_ratio", "timing_source")
 

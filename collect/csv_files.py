@@ -131,7 +131,7 @@ _DIALECTS: Final = (
         "time_us=time algbw_gbytes_per_s=algbw busbw_gbytes_per_s=busbw wrong_values=#wrong",
         "taken as the CSV of rccl-tests, which under MPI tells no nodes (say --nodes)",
     ),
-    # README.md beside the second; a header need not be there.
+    # README.md beside the second; it may have no header.
     (
         "collective=collective_type low=min_bytes size_bytes=max_bytes algorithm protocol "
         "num_channels=channels num_nodes=nNodes num_ranks=nRanks +pipeops=numPipeOps "

@@ -131,7 +131,7 @@ def read_cells(
 ) -> tuple[list[Cell], dict[str, int]]:
     """The cells to fit `file` to, and why others are unusable -> how many.
 
-    Raises UserError where none of several systems is named or it is unknown, and NotEnoughData.
+    `systems` replace those of `file`. Raises UserError for none or unknown ones, and NotEnoughData.
     """
     frame, rules = store.read(data), file.fit
     names = _chosen(sorted(frame["system"].unique()), rules, systems)

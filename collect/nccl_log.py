@@ -93,7 +93,6 @@ NAMES_A_CHOICE: Final = re.compile(
 CHOICE: Final = {"NCCL_ALGO", "NCCL_PROTO"}
 #: Headings begin with `## `.
 _COMMENT: Final = re.compile(r"#(?!#+ (?!export|setenv))")
-#: Words that make what follows conditional.
 _TESTS: Final = {"[", "[[", "((", "test", "!"}
 _EXPORTS: Final = {"export", "declare", "typeset", "set", "setenv", "unset", "unsetenv"}
 #: Of lines that name a benchmark and do not run it; prose begins with a capital.

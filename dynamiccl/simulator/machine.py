@@ -312,9 +312,9 @@ class Release:
     #: Before, NVLS was 5/6 of the bandwidth.
     nvls_by_efficiency: bool
     nvls_tree_corrected: bool
-    #: `src/transport/nvls.cc`.
+    #: Ranks of a node (`src/transport/nvls.cc`).
     nvls_min_ranks: int
-    #: At least as many channels as NVLS has are opened (`src/graph/connect.cc`).
+    #: As many channels as NVLS has are opened at least (`src/graph/connect.cc`).
     channels_reach_nvls: bool
     #: A channel is used from so much on (`MinTrafficPerChannel`, enqueue.cc).
     min_traffic_bytes: int

@@ -284,7 +284,7 @@ class ParametricSystem(CostModel):
         self.file = file
         self.name = file.name
         self.num_sms = file.num_sms
-        # A cell that names its collectives wins (comes last).
+        # A cell that names its collectives wins over one that does not.
         self._parameters = {
             (collective, cell.algorithm, cell.protocol): cell
             for cell in sorted(file.cells, key=lambda cell: bool(cell.collectives))
@@ -322,7 +322,8 @@ class ParametricSystem(CostModel):
     def resolve_measured(self, call: Call, config: Config, opened: int | None) -> Config:
         """The config that ran in a measurement; its launch opened at most `opened` channels.
 
-        A protocol that NCCL lacks but `NCCL_PROTO` forced runs on a ring. Raises KeyError.
+        A request for more means that their number was raised (None: NCCL's own). A protocol that
+        NCCL lacks but `NCCL_PROTO` forced runs on a ring. Raises KeyError.
         """
         algorithm, protocol = config.algorithm or Algorithm.Ring, config.protocol
         forced = (

@@ -25,7 +25,7 @@ Int64Array = npt.NDArray[np.int64]
 _ABSTAIN_ACTION: Final = 0
 #: Median of |t| with 3 degrees of freedom (quantile 0.75) over the normal's: MAD to sigma.
 T3_ROBUST_SIGMA: Final = 0.7648923284 / 0.6744897502
-#: Of the logarithm; t's tail has no third moment.
+#: Bound of the logarithm, as t's tail has no third moment.
 MAX_SIGMAS: Final = 30.0
 
 
@@ -73,7 +73,7 @@ class CallResults:
     true_us: Float64Array
     measured_us: Float64Array
     skew_us: Float64Array
-    #: Since the call before of its key.
+    #: Whether another config ran than in the call before of its key.
     changed: npt.NDArray[np.bool_]
     #: From the compute before the call until call and compute beside it are done.
     lasted_us: Float64Array
@@ -155,7 +155,7 @@ class World:
 
     @cached_property
     def updates(self) -> list[tuple[float, Float64Array]]:
-        """Time of each update, us, and factors by algorithm; the last: NCCL lacks the config."""
+        """Each update's us and factors by algorithm; the last is for configs that NCCL lacks."""
         found = []
         for step in self.scenario.version_step:
             factors = np.ones(NUM_ALGORITHMS + 1)
