@@ -1,12 +1,9 @@
-"""The table of calls, made of what ranks recorded; and the calls files of the plugin (`.dcc`).
+"""The table of calls, from what ranks recorded in the plugin's calls files (`.dcc`) or traces.
 
 A calls file (`serve/plugin/profiler/recorder.cpp`) has 512 bytes of header, then entries of 80
-bytes, each with a checksum of its own: where a process was killed, one torn entry is lost. The
-records of all ranks are joined in memory.
-
-Ranks are joined by what names a call for all of them: the communicator's id and NCCL's number, or
-the process group and PyTorch's number. Older traces have neither; their calls are joined by order
-within a training step, and only where the ranks have the same collectives in the same order there.
+bytes with a checksum each: a killed process tears one. Ranks are joined by the communicator's id
+and NCCL's number, or the process group and PyTorch's number. Older traces have neither: calls are
+joined by order within a training step, if all ranks have the same collectives in the same order.
 """
 
 import re
@@ -56,7 +53,6 @@ FLAG_CAPTURED: Final = 1
 FLAG_INCOMPLETE: Final = 2
 FLAG_PROBE: Final = 4
 
-#: What a record must hold, by what is said of those that do not.
 _CHECKS: Final = {
     "collective not known": pl.col("collective") < NUM_TUNED_COLLECTIVES,
     "size 0 or out of range": pl.col("size_bytes").is_between(1, (1 << MAX_SIZE_BITS) - 1),
@@ -71,13 +67,11 @@ _CONFIG: Final = (
     *("size_bytes", "num_ranks", "num_nodes"),
     *("algorithm", "protocol", "num_channels", "datatype"),
 )
-#: What the join of a call's ranks tells, and no rank.
 _JOINED: Final = (
     *("time_at_most_us", "skew_us", "ranks_per_node"),
     *("ranks_seen", "ranks_timed", "ranks_agree"),
 )
-#: A record of one rank in a trace: columns of `calls`, what joins it to those of the others (`key`,
-#: else its place among the records of one `stream`), and the ranks of its job.
+#: One rank's record in a trace. Records are joined by `key`, else by place within a `stream`.
 RANK_RECORD: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     **{name: kind for name, kind in pl.Schema(CALLS).items() if name not in _JOINED},
     **dict.fromkeys(("key", "stream"), pl.String),
@@ -87,19 +81,16 @@ _TRACE_CONFIG: Final = (
     *("collective", "size_bytes", "datatype"),
     *("actual_algorithm", "actual_protocol", "actual_num_channels"),
 )
-#: Columns of which the most or the least of all ranks holds. In an all-to-all of unequal parts
-#: ranks send as much as they like; `cpu` comes before `gpu`.
+#: Of all ranks, which send what they like in an uneven all-to-all; `cpu` sorts before `gpu`.
 _MOST: Final = ("size_bytes", "incomplete", "probe")
 _LEAST: Final = ("timestamp", "exposed_us", "compute_ratio", "timing_source")
 
 
 def join_ranks(records: pl.DataFrame, key: Sequence[str], agreed: Sequence[str]) -> pl.DataFrame:
-    """One row a call, of the records that its ranks made: those whose columns `key` are equal.
+    """One row for each call, from the ranks' records with equal `key` columns.
 
-    `records` has `time_us` (of this rank, null where unknown), `num_ranks` and `num_nodes`. Of
-    other columns the first rank that knows tells; `ranks_agree` where those of `agreed` are equal,
-    where null is a value too. A rank's time includes waiting for the others, so the least is the
-    call's, once all ranks are known.
+    Each `time_us` (null: unknown) includes waiting, so the least of all ranks is the call's. Of
+    others the first rank that knows tells; `ranks_agree` compares `agreed`, null being a value.
     """
     time = pl.col("time_us")
     told = pl.exclude(*key, "time_us", *_MOST, *_LEAST)
@@ -123,7 +114,7 @@ def join_ranks(records: pl.DataFrame, key: Sequence[str], agreed: Sequence[str])
 
 
 def calls_table(calls: pl.DataFrame) -> pa.Table:
-    """The frame as a table of schema CALLS; columns that it lacks are null, others go."""
+    """As schema CALLS: lacking columns are null, others go."""
     absent = [pl.lit(None).alias(name) for name in CALLS.names if name not in calls.columns]
     return calls.with_columns(absent).select(CALLS.names).to_arrow().cast(CALLS)
 
@@ -131,10 +122,9 @@ def calls_table(calls: pl.DataFrame) -> pa.Table:
 def join_traces(
     records: pl.DataFrame, base: Mapping[str, Any]
 ) -> tuple[pa.Table, Counter[str], int]:
-    """The calls of the traces of a job, why some have no time, and how many records were twice.
+    """The calls of a job's traces, why some lack a time, and how many records were duplicates.
 
-    `records` has the columns RANK_RECORD. `base` has columns of all rows, which win over what
-    traces tell; its `num_ranks` and `num_nodes` hold where they tell nothing.
+    Columns of `base` win over traces; its `num_ranks` and `num_nodes` hold where they tell none.
     """
     # A part of the job may lie on fewer nodes than the job.
     world_size = pl.coalesce("world_size", pl.lit(base.get("num_ranks"), pl.Int64))
@@ -164,11 +154,7 @@ def join_traces(
 
 
 def read_calls(files: Sequence[FileReport], base: Mapping[str, Any]) -> pa.Table:
-    """The calls of all ranks' files, joined, as a table of schema CALLS.
-
-    `base` has the columns that hold for all rows, `system` and `sweep` among them. A file that
-    gives nothing has its error in its report.
-    """
+    """The joined calls of all ranks' files, as schema CALLS; `base` has columns of all rows."""
     records: list[pl.DataFrame] = []
     environments: list[dict[str, Any]] = []
     for source, report in enumerate(files):
@@ -187,7 +173,7 @@ def read_calls(files: Sequence[FileReport], base: Mapping[str, Any]) -> pa.Table
             found = sound
         records.append(found.with_columns(source=pl.lit(source)))
         run = slug(told["run"]) if told["run"] else base["sweep"]
-        # What the caller says of the system wins over what the plugin saw of one machine.
+        # The plugin saw only one machine.
         environments.append({"source": source, **told, "run": run, **base})
     if not sum(map(len, records)):
         return CALLS.empty_table()
@@ -220,7 +206,6 @@ def read_header(path: Path) -> np.void:
 
 
 def _environment(header: np.void) -> dict[str, Any]:
-    """The columns of `calls` that a header and its fingerprint tell; None what they do not."""
     texts = ("job", "fingerprint", "plugin_version", "mode")
     job, fingerprint, plugin, mode = (bytes(header[n]).decode(errors="replace") for n in texts)
     facts = dict(part.split("=", 1) for part in fingerprint.split(";") if "=" in part)
@@ -245,11 +230,7 @@ def _environment(header: np.void) -> dict[str, Any]:
 
 
 def read_records(path: Path, report: FileReport) -> npt.NDArray[np.void]:
-    """(N,) The records of a file with a good header.
-
-    Entries whose checksum is wrong, and a torn one at the end, are rejected in `report` with their
-    number and their place in the file.
-    """
+    """(N,) records of a file with a good header; damaged and torn entries are rejected."""
     raw = path.read_bytes()
     count, torn = divmod(len(raw) - HEADER.itemsize, ENTRY.itemsize)
     entries = np.frombuffer(raw, dtype=ENTRY, count=count, offset=HEADER.itemsize)
@@ -270,7 +251,6 @@ def read_records(path: Path, report: FileReport) -> npt.NDArray[np.void]:
 
 
 def _fnv1a(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
-    """64-bit FNV-1a of each row; whole columns at a time."""
     digests = np.full(len(rows), FNV_OFFSET, dtype=np.uint64)
     for column in rows.T:
         digests = (digests ^ column) * np.uint64(FNV_PRIME)
@@ -278,7 +258,7 @@ def _fnv1a(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
 
 
 def _joined(records: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The calls that records of all ranks make, and by `source` how many records were twice."""
+    """The calls of all ranks' records, and the number of duplicates by `source`."""
     flags, duration_us = pl.col("flags"), (pl.col("stop_ns") - pl.col("start_ns")) / 1e3
     at = pl.from_epoch(pl.col("enqueued_ns") // 1000, time_unit="us")
     records = records.with_columns(
@@ -289,7 +269,7 @@ def _joined(records: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
         timestamp=at.dt.replace_time_zone("UTC"),
     )
     key = ("comm_id", "collective", "sequence", "captured", "rank")
-    # A replay does not move NCCL's number: the n-th of one rank is the n-th of the others.
+    # A replay keeps NCCL's number: the n-th of one rank is the n-th of the others.
     numbered = records.with_columns(replay=pl.int_range(pl.len(), dtype=pl.UInt32).over(key))
     is_first = pl.col("captured") | (pl.col("replay") == 0)
     calls = join_ranks(numbered.filter(is_first).sort(*_CALL, "rank"), _CALL, _CONFIG)
@@ -303,7 +283,7 @@ def _joined(records: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
         sampled=(pl.col("ranks_timed") > 0) | pl.col("incomplete"),
         asks_tuner=pl.lit(value=True),
         timing_source=pl.when(pl.col("ranks_timed") > 0).then(pl.lit("gpu")),
-        # 0 of a Broadcast from NCCL 2.29 on, of which it tells no profiler how it ran.
+        # 0 of a Broadcast from NCCL 2.29 on, which tells no profiler how it ran.
         actual_num_channels=pl.col("num_channels").replace(0, None),
         actual_num_warps=pl.col("num_warps").replace(0, None),
         graph_captured="captured",
@@ -312,6 +292,5 @@ def _joined(records: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 
 def _named(column: str, names: Sequence[str]) -> pl.Expr:
-    """The name of each code; null for codes without one."""
     codes = dict(enumerate(names))
     return pl.col(column).replace_strict(codes, default=None, return_dtype=pl.String)

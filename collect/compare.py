@@ -1,10 +1,9 @@
 """`dynamiccl-collect compare`: what differs between two data sets of a machine, and what does not.
 
-A cell is a task under a config; compared are log times of runs, less what all cells of a run share.
-A cell's noise is that of cells of like size, or its own where that is far larger. With one run each
-it is by how much changes at neighbouring sizes of a config disagree: what launches differ by is not
-in it, so such a change is *not confirmed*. Cells and ranges of sizes are tested together (Benjamini
-and Hochberg 1995). What is found counts if runs shuffled between the data sets hardly give as much.
+Log times of cells (tasks under a config) are compared, less what all cells of a run share. Noise is
+that of cells of like size, or a cell's own where far larger; with one run each, what changes at
+neighbouring sizes disagree by: then a change is *not confirmed*. Cells and ranges of sizes are
+tested together (Benjamini and Hochberg 1995), and count if shuffled runs hardly give as many.
 """
 
 import math
@@ -24,35 +23,30 @@ from dynamiccl.errors import NotEnoughData
 from dynamiccl.repeats import MAD_TO_SIGMA
 from dynamiccl.sizes import size_label
 
-#: What may be false of what is found, and how often; the least change that counts.
+#: Share of false findings, and of findings by chance; the least change that counts.
 LEVEL, LEAST, _SHUFFLES = 0.01, 0.01, 100
 OWN_CHOICE: Final = "NCCL's own choice"
 #: Without what an upgrade may change; placements are repeats here.
 TASK: Final = tuple(c for c in TASK_COLUMNS if c not in {"nccl_version", "gpu"})
 CELL: Final = (*TASK, *CONFIG_COLUMNS)
-#: What else may have changed.
 _BESIDE: Final = (
     *("system", "collective", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version"),
     *("nccl_tests_version", "driver_version", "cuda_version", "gpu", "nvswitch", "nic_kind"),
     *("nic_gbits_per_s", "nics_per_node", "node_fingerprint", "hosts", "statistic"),
 )
-#: Sizes in bytes between ranges: latency-bound, intermediate, bandwidth-bound.
+#: Bytes between ranges: latency-bound, intermediate, bandwidth-bound.
 _BOUNDS: Final = (1 << 16, 1 << 22)
-#: Cells or ranges, and rows, of like size from which noise is taken.
+#: Cells or ranges, and rows, of like size that tell noise.
 _LIKE, _LIKE_ROWS = 31, 151
-#: Times are clipped to so many sigmas, as one launch in a hundred takes twice as long; by how much
-#: larger a cell's own noise is where it counts alone; and two launches never agree better than
-#: the last, since nccl-tests prints three or four digits.
+#: Clip in sigmas (one launch in a hundred takes twice as long); own over usual noise where it
+#: counts; least error, as nccl-tests prints three or four digits.
 _CLIP, _NOISY, _LEAST_ERROR = 3.0, 2.0, 0.002
-#: Of a normal, 95 % lie within; and 99.8 %, beyond which what all cells share is real.
+#: 95 %, and 99.8 % of a normal, beyond which what all cells share is real.
 _Z_INTERVAL, _Z_COMMON = 1.96, 3.09
 
 
 def compare(old: pl.DataFrame, new: pl.DataFrame) -> dict[str, Any]:
-    """Compare two measurement frames; changes are fractions of the old time, above 0 slower.
-
-    Raises NotEnoughData when they share no cell.
-    """
+    """Changes are fractions of the old time, above 0 slower. Raises NotEnoughData."""
     sides, both = [_rows(old), _rows(new)], [*CELL, "in_place"]
     others = differing(*({c: [*side[c].drop_nulls().unique()] for c in _BESIDE} for side in sides))
     shared = sides[0].join(sides[1], on=both, how="semi", nulls_equal=True).select(both).unique()
@@ -87,7 +81,7 @@ def compare(old: pl.DataFrame, new: pl.DataFrame) -> dict[str, Any]:
 
 def _rows(frame: pl.DataFrame) -> pl.DataFrame:
     """Independent quiet rows with `log` (ln us), `ran`, and `unit`: what is measured at a time."""
-    # A run; in tables of others, whose launches are not known, each repeat of it.
+    # A run; in tables of others, without launches, each repeat of it.
     repeat = pl.when(pl.col("launch").is_null()).then(pl.col("repeat").cast(pl.String))
     channels = pl.col("actual_num_channels").fill_null(0)  # 0: not known
     return independent(comparable(quiet(frame))).with_columns(
@@ -98,14 +92,14 @@ def _rows(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _judged(rows: pl.DataFrame) -> pl.DataFrame:
-    """Cells, ranges of sizes and all cells of one system (`kind`, `key`): see `_tested`."""
+    """`_tested` on cells, ranges of sizes and all cells of one system (`kind`, `key`)."""
     side, unit, log = ["cell", "is_new"], ["is_new", "unit"], pl.col("log")
-    # Placements differ by an offset of their own, which is the same on both sides.
+    # Placements differ by an offset that is the same on both sides.
     rows = rows.group_by("cell", *unit, "line", "range", "size_bytes").agg(log.mean(), "ran")
     rows = rows.sort("size_bytes", *side, "unit")
     middle = log.median().over(side)
     rows = rows.with_columns(log=log - (middle.min() + middle.max()).over("cell") / 2)
-    # What the cells of a unit share. Of a few it would be their own change.
+    # What the cells of a unit share; of a few it would be their own change.
     has_most = 2 * pl.len().over(unit) > pl.col("cell").n_unique().over("is_new")
     of_units = rows.filter(has_most).group_by(unit, maintain_order=True)
     whole = of_units.agg(log.median(), key=pl.lit(0)).filter(pl.col("is_new").n_unique() == 2)
@@ -113,11 +107,11 @@ def _judged(rows: pl.DataFrame) -> pl.DataFrame:
     drift = pl.col("drift").fill_null(pl.col("drift").mean().over("is_new")).fill_null(0.0)
     rows = rows.with_columns(log=log - drift)
     off, count = (log - log.median().over(side)).abs(), pl.len().over(side)
-    # Of a few repeats the distance from their median is too small; of one it is no noise.
+    # Few repeats lie too near to their median.
     noise = pl.when(count > 1).then(off * (count / (count - 1)).sqrt())
     near = noise.rolling_median(_LIKE_ROWS, min_samples=1, center=True)
     rows = rows.with_columns(limit=_CLIP * MAD_TO_SIGMA * near)
-    # A median, so that one cell alone is no change of its range.
+    # A median, so that one cell alone does not change its range.
     several = rows.filter(pl.col("cell").n_unique().over("range") > 2)
     in_ranges = several.group_by("range", *unit, "line", maintain_order=True)
     ranges = in_ranges.agg(log.median(), pl.col("size_bytes").min())
@@ -137,10 +131,7 @@ def _judged(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _tested(rows: pl.DataFrame) -> pl.DataFrame:
-    """What each key changed by: ln new/old, less what all cells share.
-
-    `error` is null where nothing tells the noise, `sign` 0 where the change is within it.
-    """
+    """Change of each key (ln new/old); null `error`: unknown, `sign` 0: within noise."""
     key, freedom, scale = ["kind", "key"], pl.col("freedom"), pl.col("scale")
     off = pl.col("log") - pl.col("log").median().over(*key, "is_new")
     near = pl.col("log") - off + pl.min_horizontal(off.abs(), "limit") * off.sign()
@@ -185,7 +176,6 @@ def _tested(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _system(name: str, found: pl.DataFrame) -> dict[str, Any]:
-    """By what all cells of a system changed, and below what a difference of one means nothing."""
     whole = found.filter(kind="all").to_dicts()
     change, error, z, runs = (whole[0][c] if whole else 0 for c in ("change", "error", "z", "runs"))
     errors = found.filter(kind="cell")["error"].drop_nulls().to_list()
@@ -200,14 +190,13 @@ def _system(name: str, found: pl.DataFrame) -> dict[str, Any]:
 
 
 def _interval(change: float, error: float | None) -> dict[str, Any]:
-    """A difference of logarithms as a fraction, with its 95 % interval."""
     ends = [None if error is None else change + s * _Z_INTERVAL * error for s in (-1, 1)]
     low, high = (None if end is None else math.expm1(end) for end in ends)
     return {"change": math.expm1(change), "low": low, "high": high}
 
 
 def _changes(cells: pl.DataFrame, common: float) -> Iterator[dict[str, Any]]:
-    """Neighbouring sizes of a config that changed alike, and those where NCCL chooses otherwise."""
+    """Neighbouring sizes of a config that changed alike, and where NCCL chooses otherwise."""
     in_range = (pl.col("sign") == 0) & (pl.col("change") * pl.col("whole") > -pl.col("usual"))
     rows = cells.with_columns(sign=pl.when(in_range).then("whole").otherwise("sign")).to_dicts()
     for (_, sign, told), group in groupby(rows, lambda c: (c["line"], c["sign"], _why(c))):
@@ -216,7 +205,7 @@ def _changes(cells: pl.DataFrame, common: float) -> Iterator[dict[str, Any]]:
         change = statistics.fmean(cell["change"] for cell in part)
         error = None if None in errors else math.hypot(*errors) / len(part)
         is_confirmed = min(cell["runs"] for cell in part) > 1
-        # One launch in a hundred takes twice as long: of one run, a size alone tells nothing.
+        # One launch in a hundred takes twice as long: one size of one run tells nothing.
         is_beyond = sign != 0.0 and (is_confirmed or len(part) > 1 or is_other)
         is_beyond &= abs(change) > max(LEAST, _Z_INTERVAL * (error or math.inf))
         if is_beyond or (first["is_default"] and is_other):
@@ -233,7 +222,6 @@ def _changes(cells: pl.DataFrame, common: float) -> Iterator[dict[str, Any]]:
 
 
 def _why(cell: dict[str, Any]) -> tuple[bool, str]:
-    """Whether another config ran than before, and that in words."""
     if len(cell["ran"]) != 1 or len(cell["ran_new"]) != 1:
         return False, "what ran is not known"
     ((old, channels), (new, now)) = (cell[c][0].rsplit("/", 1) for c in ("ran", "ran_new"))
@@ -263,7 +251,7 @@ def differing(old: Mapping[str, list[Any]], new: Mapping[str, list[Any]]) -> lis
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """Each change (collective and group, config, sizes, change, why), and what else is to say."""
+    """The changes, and what else is to say, as text."""
     for each in found["changes"]:
         group = f"{each['collective']} {each['num_nodes']}x{each['ranks_per_node']}"
         sizes = dict.fromkeys(size_label(each[end]) for end in ("first_bytes", "last_bytes"))

@@ -1,11 +1,8 @@
-"""Reads sweeps in CSV: our own tidy columns, those of other programs, and those a caller names.
+"""Reads sweeps in CSV: our tidy columns, those of other programs, and those a caller names.
 
-One row is one measurement, one column a fact. A dialect is another program's columns by ours, and
-is recognised by its header; other columns tell their unit by name (`Time (us)`, `size(MiB)`). What
-a row says twice must agree: a time and a bandwidth that do not fit each other are of other units
-than their columns, and neither is believed.
-
-A mode other than `isolated` is what ran beside the collective; how strong it was is not known.
+A dialect is another program's columns, recognised by its header; other columns tell their unit by
+name (`Time (us)`, `size(MiB)`). Neither of a contradicting time and bandwidth is believed: the
+units are others. A mode other than `isolated` is what ran beside, at an unknown strength.
 """
 
 import csv
@@ -44,7 +41,7 @@ _Figure = Annotated[float | None, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class _Record(Known):
-    """The cells of one record; what is empty is of one quiet run in the untouched environment."""
+    """One record; empty cells mean one quiet run in the untouched environment."""
 
     source: str | None = None
     system: str
@@ -69,8 +66,7 @@ class _Record(Known):
 
 
 CSV_COLUMNS: Final = tuple(_Record.model_fields)
-#: Ours with a unit: the column, what a cell is multiplied by, and the unit as others write it. MB
-#: may be of 1000 or 1024, and gb/s bytes or bits: no name tells.
+#: Column and unit -> ours, factor, others' spelling. No name tells MB from MiB, or bits in gb/s.
 _UNITS: Final = {
     "time_ns": ("time_us", 1e-3, r"(?i:n(?:ano)?s(?:ecs?|econds?)?)"),
     "time_us": ("time_us", 1.0, r"(?i:(?:[u\u00b5\u03bc\ufffd]|micro)s(?:ecs?|econds?)?)"),
@@ -89,7 +85,6 @@ _UNITS: Final = {
         for noun, letter, share in (("byte", "B", 1.0), ("bit", "b", 1 / 8))
     },
 }
-#: How others call what has a unit, and other columns in short.
 _MEASURES: Final = {
     "time": r"(?:(?:avg|mean|average)[ _]?)?(?:time|latency|lat)",
     "size": r"(?:(?:message|msg|data)[ _]?)?(?:size|bytes)",
@@ -98,31 +93,30 @@ _MEASURES: Final = {
 }
 _CAMEL: Final = "(?<=[a-z])(?=[A-Z][a-z])"
 _SHORT: Final = {"algo": "algorithm", "proto": "protocol", "bytes": "size_bytes"}
-#: One of our columns, and what a cell of another unit is multiplied by; and those by name.
 _Column = tuple[str, float]
 _Names = Mapping[str, _Column]
 _TIMES: Final = ("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s")
 _FORCED: Final = ("algorithm", "protocol", "num_channels")
-#: Cells that leave the choice to NCCL, and names of columns that are of the config or its settings.
+#: Cells that leave the choice to NCCL, and column names of a config or its settings.
 _OWN: Final = {"default", "auto", "none", "-"}
 _OF_CONFIG: Final = re.compile(r"(?i)algo|proto|chan|conf|nccl|tun|plugin|variant|setting|env|prof")
-#: By what a bandwidth is more than the time says, and what that says of units.
+#: Bandwidth over what the time says -> what that says of units.
 _OFF: Final = {
     8.0: "the bandwidth seems to be in Gb/s",
     1e3: "the bandwidth seems to be in MB/s, or the time in ns",
     1e-3: "the time seems to be in ms",
     1e-6: "the time seems to be in s",
 }
-#: The columns of other programs, OURS or OURS=THEIRS, and a remark. Not taken is `-`; what begins
-#: with `+` joins the launch profile, and without a forced config nobody knows whose choice it was.
+#: OURS or OURS=THEIRS, and a remark. `-` is not taken; `+` joins the launch profile, and without a
+#: forced config nobody knows whose choice it was.
 _DIALECTS: Final = (
-    # nccl-tests' own columns, by name; their times are us.
+    # nccl-tests; times are us.
     (
         "size_bytes=size -=count datatype=type reduction_op=redop -=root time_us=time "
         "algbw_gbytes_per_s=algbw busbw_gbytes_per_s=busbw wrong_values=#wrong",
         "taken as columns of nccl-tests: bytes, us and GB/s",
     ),
-    # NVIDIA/nccl plugins/tuner/example/scripts; in its own sample bandwidths do not fit times.
+    # NVIDIA/nccl plugins/tuner/example/scripts; in its sample bandwidths do not fit times.
     (
         "collective size_bytes algorithm protocol num_channels=channels num_nodes=nodes "
         "num_ranks=ranks time_us=latency_us +pipeops=pipeOps +regbuff=regBuff -=cost_metric "
@@ -137,7 +131,7 @@ _DIALECTS: Final = (
         "time_us=time algbw_gbytes_per_s=algbw busbw_gbytes_per_s=busbw wrong_values=#wrong",
         "taken as the CSV of rccl-tests, which under MPI tells no nodes (say --nodes)",
     ),
-    # README.md beside the second; the names of its columns need not be there.
+    # README.md beside the second; it may have no header.
     (
         "collective=collective_type low=min_bytes size_bytes=max_bytes algorithm protocol "
         "num_channels=channels num_nodes=nNodes num_ranks=nRanks +pipeops=numPipeOps "
@@ -146,7 +140,6 @@ _DIALECTS: Final = (
         "rows are kept as requests, and nothing learns from them; import the CSV of its times",
     ),
 )
-#: Their names -> ours.
 _TABLES: Final = [
     ({their or our: (our, 1.0) for our, their in re.findall(r"([^\s=]+)=?(\S*)", text)}, remark)
     for text, remark in _DIALECTS
@@ -155,24 +148,19 @@ _TABLE_LINE: Final = (
     r"(?mi:^\s*(?:all_?reduce|broadcast|reduce|all_?gather|reduce_?scatter)\s*,"
     r"\s*\d+\s*,\s*-?\d+\s*,\s*\w+\s*,\s*(?:ll|ll128|simple)\s*,)"
 )
-#: What a CSV holds at its beginning, and how one begins whose names nobody here knows.
 CSV_SIGN: Final = (
     r'(?m:(?:^#? ?|[,;\t|]) ?"?size_bytes"? ?(?:[,;\t|]|$))|\bsize, ?type, ?redop\b'
     rf"|{_TABLE_LINE}"
 )
 SOME_CSV: Final = r"\A#?\"?[A-Za-z][\w .()/#%\"-]*(?:[,;\t|][\w .()/#%\"-]+){2,}\n[^\n]*[,;\t|]"
 _THEIRS: Final = {name for table, _ in _TABLES for name in table}
-#: So many lines tell what separates cells, and whether numbers have decimal commas.
+#: Lines that tell separators and decimal commas.
 _HEAD: Final = 1_000
-#: How the note of a tuner's table begins.
 _REQUEST: Final = "a tuner's table asks for it at"
 
 
 def read_csv(path: Path, _: str, options: ImportOptions, report: FileReport) -> Iterator[Part]:
-    """Yield the measurements of one CSV file; refused rows go to `report` with their line.
-
-    Raises OutputError when a column is missing or unknown, and where the file is no CSV.
-    """
+    """Yield one file's measurements. Raises OutputError for wrong columns, and for no CSV."""
     rows = _rows(path, options, report)
     while chunk := list(islice(rows, CHUNK_ROWS)):
         yield "measurements", measurements_table(chunk)
@@ -199,7 +187,7 @@ def _rows(path: Path, options: ImportOptions, report: FileReport) -> Iterator[Ro
 
 
 def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, _Record, Row]]:
-    """All records, the line that each ends on, and its columns; wrong ones are rejected."""
+    """Each record with the line that it ends on; wrong ones are rejected."""
     fillable = {*Known.model_fields, "system", "num_ranks"}
     known = options.model_dump(include=fillable, exclude_none=True)
     named = _named(filter(None, (options.foreign_columns or "").split(",")))
@@ -211,7 +199,7 @@ def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, 
         edge = '"' if mark == "," else rf'(?:["{mark}]|^|$)'
         comma = re.compile(rf"{edge} *-?[\d.]*\d,(?:\d\d?|\d{{4,}}) *{edge}", re.MULTILINE)
         has_commas = any(map(comma.search, map(str.rstrip, head)))
-        # Not polars: it fills a row that is cut short with nulls, and knows no lines.
+        # polars would fill a row that is cut short with nulls, and knows no lines.
         reader = csv.reader(chain(head, lines), delimiter=mark, skipinitialspace=True)
         try:
             for columns, cells in _cells(reader, named, options, report):
@@ -251,7 +239,7 @@ def _cells(
 
 
 def _num_names(cells: Sequence[str], named: _Names) -> int:
-    """How many are names of somebody's columns; none in a row that has numbers."""
+    """How many are somebody's columns; 0 for a row with numbers."""
     names = [cell.lstrip("# ").strip(' "\n\r') for cell in cells]
     if any(name[:1].isdigit() for name in names):
         return 0
@@ -259,7 +247,7 @@ def _num_names(cells: Sequence[str], named: _Names) -> int:
 
 
 def _meaning(name: str) -> _Column | None:
-    """Our column that a name says by its words and its unit, and what a cell is multiplied by.
+    """Our column that a name tells by words and unit, and the factor of its cells.
 
     >>> [_meaning(name) for name in ("Time (ms)", "BusBw_Gbps", "size_mb")]
     [('time_us', 1000.0), ('busbw_gbytes_per_s', 0.125), None]
@@ -276,7 +264,7 @@ def _meaning(name: str) -> _Column | None:
 
 
 def _number(text: str, *, is_size: bool, has_commas: bool) -> str:
-    """As Python writes it; raises ValueError where what separates its digits is two things."""
+    """As Python writes it. Raises ValueError where a separator can be two things."""
     point, group = ",." if has_commas else ".,"
     grouped = re.fullmatch(rf"-?\d{{1,3}}(?:[{group}]\d{{3}})+(?:[{point}]\d+)?", text)
     is_open = group == "," and not is_size and len(re.findall("[.,]", text)) == 1
@@ -286,7 +274,6 @@ def _number(text: str, *, is_size: bool, has_commas: bool) -> str:
 
 
 def _texts(columns: Sequence[_Column], cells: Sequence[str], *, has_commas: bool) -> dict[str, str]:
-    """The cells of a row by our columns, numbers in our units; raises ValueError."""
     names = [name for name, _ in columns]
     if "comm_processes" in names and len(cells) == len(names) + 1:
         # rccl-tests' header has no name for the number of communicators.
@@ -311,28 +298,27 @@ def _texts(columns: Sequence[_Column], cells: Sequence[str], *, has_commas: bool
 
 
 def _record(texts: dict[str, str], known: Row) -> _Record:
-    """The record of a row. Raises ValueError and UnknownName with what is wrong with it."""
     collective = texts.get("collective") or known.get("collective")
     if re.search(r"(?i)to_?all_?v", str(collective)):
         raise ValueError(f"'{collective}' is another call than AlltoAll, and NCCL tunes neither")
-    # Without in_place it is somebody else's number of GPUs.
+    # Without in_place it is another program's number of GPUs.
     if {"gpus", "in_place"} <= texts.keys():
         _ranks_of_rccl(texts)
     if "low" in texts:
         low, high = (int(texts.pop(name, 0)) for name in ("low", "size_bytes"))
         if 0 < high < low:
             raise ValueError(f"{low} to {high} bytes is no range")
-        # 4294967295 is no end.
+        # 4294967295 means no end.
         texts["size_bytes"] = str(high if 0 < high < 0xFFFFFFFF else max(low, 1))
         texts["note"] = f"{_REQUEST} {low} to {high} bytes"
     unset = {n for n in texts if (n in _FORCED or n[0] == "+") and texts[n].lower() in _OWN}
-    # What a caller says was forced is of the rows that are not NCCL's own choice.
+    # What the caller says was forced does not hold for NCCL's own choices.
     is_default = texts.get("is_default", "").lower() in {"true", "1", "yes"}
     other = {*_FORCED} if is_default else unset
     other |= {"num_ranks"} if {"num_nodes", "ranks_per_node"} <= texts.keys() else set()
     row = {name: told for name, told in known.items() if name not in other}
     row |= {name: text for name, text in texts.items() if name not in unset}
-    # What is set beside its config, or for a collective that has none, joins the launch profile.
+    # Settings beside the config, or of a collective without one, join the launch profile.
     is_tuned = not collective or Collective.parse(collective).tunable
     beside = [n for n in row if n[0] == "+" or (not is_tuned and n in _FORCED[:2])]
     short = {ours: name for name, ours in _SHORT.items()}
@@ -346,10 +332,9 @@ def _record(texts: dict[str, str], known: Row) -> _Record:
 
 
 def _ranks_of_rccl(texts: dict[str, str]) -> None:
-    """Ranks are processes times GPUs.
+    """Ranks are processes times GPUs; of several communicators the bandwidths must agree.
 
-    Under MPI a row's cell for nodes has the number of communicators, and that for ranks per node
-    has a communicator's processes: of nodes it tells nothing. With several, bandwidths must agree.
+    Under MPI a row has communicators for nodes, and their processes for ranks per node.
     """
     names = ("gpus", "comm_processes", "processes")
     gpus, of_comm, of_all = (int(texts.pop(name, 1)) for name in names)
@@ -368,12 +353,12 @@ def _ranks_of_rccl(texts: dict[str, str]) -> None:
 def _header(
     cells: Sequence[str], named: _Names, options: ImportOptions, report: FileReport
 ) -> list[_Column] | None:
-    """Our columns that a line names, or None for a comment; raises OutputError."""
+    """Our columns that a line names; None for a comment. Raises OutputError."""
     names = [cell.strip() for cell in ("".join(cells[:1]).lstrip("# "), *cells[1:])]
     said, own = {*names} - {""}, {*CSV_COLUMNS, *named}
     fits = (each for each in _TABLES if not said <= own and said <= each[0].keys() | named.keys())
     table, remark = next(fits, ({}, ""))
-    # A column of numbers of rows has no name.
+    # A column of row numbers has no name.
     given = {**table, **named, "": ("-", 1.0)}
     found = [given.get(name) or _meaning(name) for name in names]
     if None in found and cells and cells[0].lstrip().startswith("#"):
@@ -395,7 +380,7 @@ def _header(
 
 
 def _named(pairs: Iterable[str]) -> dict[str, _Column]:
-    """Their names -> ours, as the caller says, either way; raises UserError for none of ours."""
+    """Their names -> ours, in either order. Raises UserError for none of ours."""
     named: dict[str, _Column] = {}
     choices = (*CSV_COLUMNS, *_UNITS)
     for pair in pairs:
@@ -422,7 +407,6 @@ def _named(pairs: Iterable[str]) -> dict[str, _Column]:
 def _check_names(
     names: Sequence[str], ours: Sequence[str], options: ImportOptions, report: FileReport
 ) -> None:
-    """Refuse columns that are missing or unknown; say what is assumed in place of others."""
     times = () if "low" in ours else _TIMES
     needed = (("size_bytes",), ("collective", "--collective"), ("system", "--system"), times)
     there = {*ours, *(f"--{n}" for n in ("system", "collective") if getattr(options, n))}
@@ -446,7 +430,6 @@ def _check_names(
 
 
 def _measurement(record: _Record, report: FileReport) -> Row:
-    """The columns of a record; raises ValueError where they contradict each other."""
     nodes, per_node, num_ranks = record.num_nodes, record.ranks_per_node, record.num_ranks
     if nodes and per_node:
         num_ranks = num_ranks or nodes * per_node
@@ -471,12 +454,7 @@ def _measurement(record: _Record, report: FileReport) -> Row:
 
 
 def _config(record: _Record) -> Row:
-    """The requested and the actual config.
-
-    A channel count in a default row was read back, unless its note says `requested`: then it was
-    forced and the rest left to NCCL, which is not NCCL's default (nothing was requested). A note of
-    `channels = upper limit` is of the launch profile.
-    """
+    """The requested and the actual config; a note tells what a default row's channels were."""
     note, channels = record.note.lower(), record.num_channels
     names = {"algorithm": record.algorithm, "protocol": record.protocol}
     is_auto = channels is None and not any(names.values())
@@ -494,10 +472,8 @@ def _config(record: _Record) -> Row:
 
 
 def _figures(record: _Record, num_ranks: int | None, report: FileReport) -> Row:
-    """Time and bandwidth, one from the other, and what an attempt without both came to."""
     time_us, algbw, busbw = figures = [getattr(record, name) for name in _TIMES]
     collective = Collective.parse(record.collective)
-    # Without a number of ranks those of two and of very many.
     factors = [collective.bus_factor(n) for n in ([num_ranks] if num_ranks else [2, 1 << 20])]
     status = Status.WRONG_VALUES if record.wrong_values else Status.OK
     statistic = record.statistic if any(each is not None for each in figures) else Statistic.NONE
@@ -514,7 +490,7 @@ def _figures(record: _Record, num_ranks: int | None, report: FileReport) -> Row:
         report.remark("rows with a bandwidth of 0 keep no time")
     if time_us is None and algbw:
         time_us = record.size_bytes / (algbw * 1e3)
-    # No call between GPUs is over in as few us, and no link carries as many GB/s.
+    # No call between GPUs is so short, and no link so fast.
     if time_us and num_ranks != 1 and (time_us < 0.5 or (algbw or 0) > 10_000):
         raise ValueError(
             f"{time_us:.4g} us, which is {algbw or 0:.4g} GB/s, is too fast for any call between "
@@ -532,7 +508,6 @@ def _figures(record: _Record, num_ranks: int | None, report: FileReport) -> Row:
 def _check_fit(
     told: float | None, algbw: float | None, factors: Sequence[float], report: FileReport
 ) -> None:
-    """Raise ValueError where a bandwidth is none that another says, within its printed digits."""
     if told is None or not algbw:
         return
     least, most = algbw * min(factors), algbw * max(factors)

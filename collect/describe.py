@@ -1,7 +1,7 @@
 """What a data set has: a summary of each system, the best config by size, and a picture of it.
 
-A gain counts only above the noise band: by how much two measurements of NCCL's own default differ
-in the same sweep (the column `aa_noise_band`), or else by how much repeats of a config do.
+A gain counts above the noise band: by how much two measurements of NCCL's default in one sweep
+(`aa_noise_band`), or else repeats of a config, differ.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,8 @@ from dynamiccl.datasets.store import config_of, part_paths, read, scan, slug
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.sizes import size_label
 
-#: Tasks that differ in their size only: one line of a plot.
 FAMILY_COLUMNS: Final = tuple(name for name in TASK_COLUMNS if name != "size_bytes")
-#: In a picture at most, to stay legible: families; tasks of both sides, and names on each front.
+#: In a picture: families; tasks of both sides, and names on each front.
 MOST_FAMILIES, MOST_PANELS, MOST_NAMES = 24, 6, 6
 _DEFAULT: Final = "default, or within noise"
 
@@ -28,11 +27,8 @@ _DEFAULT: Final = "default, or within noise"
 def describe(directory: Path) -> list[dict[str, Any]]:
     """The JSON document of each system with measurements, or with `recorded` calls.
 
-    Raises what `datasets.store.read` raises, where no other table is there either.
-    `noise_bands` are unitless, by collective; `rows_left_out` counts rows with a time that nothing
-    uses, by the column that says why: the GPUs were unwell. Of `recorded`, `calls_timed` have a
-    time that is known from all ranks; `communicators` are those that a call names, which traces of
-    PyTorch do not; `sources` are of `CallSource`.
+    `rows_left_out` counts timed rows of unwell GPUs by column; `calls_timed` are timed by all
+    ranks; PyTorch's traces name no `communicators`. Raises as `datasets.store.read`.
     """
     found: dict[str, dict[str, Any]] = {}
     others = ("calls", "costs", "steps")
@@ -88,8 +84,7 @@ def _summary(part: pl.DataFrame) -> dict[str, Any]:
         "cells_repeated": cells.cell_times(part).filter(pl.col("repeats") >= 2).height,
         "verified_share": int(worked["verified"].sum()) / max(worked.height, 1),
         "noise_bands": dict(bands.select("collective", "noise_band").rows()),
-        # Tasks with NCCL's own choice and a forced config, those in which one is faster by more
-        # than the noise band (by any, where that is not known), and the largest gain.
+        # `faster`: beyond noise, or at all where noise is unknown.
         "gain": {
             "compared": kinds.agg(n=is_default.n_unique()).filter(pl.col("n") == 2).height,
             "faster": faster.height,
@@ -113,10 +108,7 @@ def _gain_text(gain: Mapping[str, Any], *, is_known: bool) -> str:
 
 
 def other_lines(directory: Path, systems: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines of text on what is no measurement: calls of `systems`, NCCL's logged costs, steps.
-
-    Raises what `store.scan` does.
-    """
+    """Text on calls of `systems`, NCCL's logged costs, and steps. Raises as `store.scan`."""
     lines = [
         f"{one['system']}: {calls['calls']} calls of {calls['communicators']} communicators, "
         f"{calls['calls_timed']} with a time from all ranks ({', '.join(calls['sources'])})"
@@ -143,7 +135,7 @@ def other_lines(directory: Path, systems: Sequence[Mapping[str, Any]]) -> list[s
 
 
 def lines(one: Mapping[str, Any]) -> dict[str, str]:
-    """The measurements of one system as text to print, by name."""
+    """The measurements of one system as text, by name."""
     by_status = ", ".join(f"{n} {name}" for name, n in one["rows_by_status"].items())
     bands = ", ".join(f"{name} {band:.2%}" for name, band in one["noise_bands"].items())
     return {
@@ -166,14 +158,9 @@ def lines(one: Mapping[str, Any]) -> dict[str, str]:
 
 
 def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
-    """The best measured config of each quiet task, sorted by family and size.
-
-    Columns: TASK_COLUMNS, `best` (config key; 'ABSTAIN' when the default is as good), `best_us`,
-    `default_us` (null when not measured), `gain` (default / best - 1), `noise_band` (null when
-    unknown), `beyond_noise`.
-    """
+    """The best measured config of each quiet task; unknown is null, `gain` default / best - 1."""
     rows = cells.comparable(usable(quiet(tuned(frame))))
-    # Of equal times the default's comes first, then the one that is first by name.
+    # Of equal times the default's comes first, then by name.
     times = cells.cell_times(cells.one_placement(rows))
     times = times.sort("time_us", ~pl.col("is_default"), *REQUESTED_COLUMNS)
     default = times.filter("is_default").select(*TASK_COLUMNS, default_us="time_us")
@@ -181,7 +168,7 @@ def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
     best = tasks.agg(pl.col(CONFIG_COLUMNS).first(), best_us=pl.col("time_us").first())
     pairs = rows.group_by(NOISE_KEY).agg(aa=pl.col("aa_noise_band").median())
     repeats = cells.noise_bands(rows)
-    # The default of a task's profile is what the job would get otherwise.
+    # The default under the task's own profile: the job would get it otherwise.
     for told, key in ((default, TASK_COLUMNS), (pairs, NOISE_KEY), (repeats, NOISE_KEY)):
         best = best.join(told, on=key, how="left", nulls_equal=True)
     config = pl.struct(CONFIG_COLUMNS).map_elements(lambda row: config_of(row).key, pl.String)
@@ -192,10 +179,7 @@ def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
-    """Draw one PNG for each system of a data set; return their paths.
-
-    Raises ModuleNotFoundError without matplotlib, NotEnoughData when no task has a time.
-    """
+    """Draw PNGs. Raises ModuleNotFoundError without matplotlib, NotEnoughData without times."""
     figures = {}
     for (system,), part in crossovers(frame).group_by("system", maintain_order=True):
         title = f"{system}: best measured config by message size"
@@ -211,11 +195,7 @@ def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
 
 
 def both_sides(frame: pl.DataFrame) -> pl.DataFrame:
-    """What configs took beside compute and took from it, sorted by task and time.
-
-    Columns: TASK_COLUMNS, CONFIG_COLUMNS, medians `time_us` and `compute_loss_us`, the read-back
-    channels, and `on_front`: whatever is faster costs more compute.
-    """
+    """Medians by config beside compute; on the front, whatever is faster costs more compute."""
     rows = cells.comparable(cells.independent(tuned(frame).drop_nulls("compute_loss_us")))
     medians = pl.col("time_us", "compute_loss_us").median()
     configs = rows.group_by(*TASK_COLUMNS, *CONFIG_COLUMNS, maintain_order=True)
@@ -227,7 +207,7 @@ def both_sides(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def draw_both_sides(system: str, part: pl.DataFrame) -> Any:
-    """A matplotlib Figure of one system's `both_sides`: a panel a task, those of most configs."""
+    """A matplotlib Figure of one system's `both_sides`: panels of the tasks of most configs."""
     from matplotlib.figure import Figure
 
     tasks = part.partition_by(TASK_COLUMNS, maintain_order=True)
@@ -291,7 +271,6 @@ def draw_system(title: str, part: pl.DataFrame) -> Any:
     axes.set_xticks([*ticks], [size_label(sizes[i]) for i in ticks], fontsize=8, rotation=60)
     axes.set_xlabel("message size; number in a field = % of gain over NCCL's default")
     axes.set_xlim(-0.5, len(sizes) - 0.5)
-    # Empty bars stand in the legend for the colours.
     handles = [axes.barh(0, 0, color=colour, label=name) for name, colour in colours.items()]
     place = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "ncols": min(6, len(handles))}
     axes.legend(handles=handles, fontsize=7, **place)
@@ -299,14 +278,12 @@ def draw_system(title: str, part: pl.DataFrame) -> Any:
 
 
 def _kind(task: Mapping[str, Any]) -> str:
-    """Algorithm and protocol of a task's best config; 'default' where nothing beats it."""
     if task["best"] == "ABSTAIN" or (task["default_us"] is not None and not task["beyond_noise"]):
         return _DEFAULT
     return "/".join(task["best"].split("/")[:2])
 
 
 def _family_names(families: Sequence[pl.DataFrame]) -> list[str]:
-    """Collective and shape of each family, and whatever else they differ in."""
     firsts = [family.row(0, named=True) for family in families]
     tasks = [{n: "?" if value is None else value for n, value in one.items()} for one in firsts]
     shown = {"system", "collective", "num_nodes", "ranks_per_node"}

@@ -1,10 +1,8 @@
 """Fits a simulated system to measurements: `dynamiccl-collect fit-simulator`.
 
-Times span five orders of magnitude, so residuals are differences of log time, and parameters, all
-positive, are fitted as logarithms too. Calls above 1 MiB, where time is spent, weigh four times as
-much as smaller ones. Loss: soft L1, which bends over at a tenth, so that a launch in a bad state of
-the machine pulls little. The numbers that are written come from all sizes, the errors that are
-shown from fits without the size (`_hold_out`).
+Residuals and the (positive) parameters are logarithms, since times span five orders of magnitude.
+Calls above 1 MiB weigh four times as much. Loss: soft L1, bending at a tenth, so that a launch in
+a bad state pulls little. Numbers come from all sizes, errors from fits without the size.
 """
 
 from bisect import bisect_left
@@ -39,17 +37,15 @@ from dynamiccl.simulator.systems import (
     system_text,
 )
 
-#: The owner (the key of a cell's physics, or "links") and the number.
+#: A cell's key or "links", and the number.
 Name = tuple[str, str]
 Vector = npt.NDArray[np.float64]
-#: Where a call counts fully.
 LARGE_BYTES: Final = 1 << 20
 FOLDS: Final = 3
 _LEAST, _MOST = 1e-4, 1e7
-#: A larger crowd penalty would let the bandwidth have two peaks over channels (physics.py).
+#: A larger crowd penalty could give bandwidth two peaks over channels (physics.py).
 _MOST_OF: Final = {"overlap": MAX_OVERLAP, "crowd_penalty": 50.0, "small_penalty": 8.0}
 _LINKS: Final = "links"
-#: Size classes, and where all but the last end.
 _CLASSES: Final = ("to 64 KiB", "to 1 MiB", "to 16 MiB", "to 256 MiB", "above 256 MiB")
 _CLASS_ENDS: Final = (1 << 16, 1 << 20, 1 << 24, 1 << 28)
 _CELL: Final = (
@@ -64,23 +60,22 @@ _HEAD: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One config of one call: its median time over independent repeats, and what NCCL ran."""
+    """One config of one call: its median time over independent repeats, and what ran."""
 
     call: Call
-    #: The collective and the requested config; ABSTAIN is NCCL's own choice.
+    #: Collective and requested config; ABSTAIN is NCCL's own choice.
     label: str
     time_us: float
-    #: By how much two repeats differ; None for a single one.
+    #: By how much two repeats differ.
     spread: float | None
     work: Work
-    #: Key of the physics that it runs on.
     key: str
-    #: By a fit that did not see its size; NaN before it is held out.
+    #: By a fit that did not see its size.
     predicted_us: float = float("nan")
 
     @property
     def error(self) -> float:
-        """Predicted / measured - 1; 0.1 = predicted 10 % too slow."""
+        """Predicted / measured - 1."""
         return self.predicted_us / self.time_us - 1.0
 
 
@@ -89,16 +84,12 @@ class Fit(NamedTuple):
 
     file: SystemFile
     held_out: list[Cell]
-    #: Measurements that say nothing of the physics, by reason.
     left_out: dict[str, int]
     at_bound: list[str]
 
 
 def fit_to_file(data: Path, out: Path, *, base: str, systems: Sequence[str] = ()) -> Fit:
-    """Fit `base` to `data` and write the file, whose name is the system's.
-
-    Raises UserError, UnknownName and MissingPath for what was asked, and as `fit_system`.
-    """
+    """Fit `base` and write it; the file names the system. Raises UserError, or as `fit_system`."""
     if out.suffix != ".toml":
         raise UserError(f"--out is '{out}'; name a TOML file, such as {out.with_suffix('.toml')}")
     file = system_file(base)
@@ -113,11 +104,7 @@ def fit_to_file(data: Path, out: Path, *, base: str, systems: Sequence[str] = ()
 
 
 def fit_system(file: SystemFile, data: Path, systems: Sequence[str] = ()) -> Fit:
-    """Fit the parameters marked `fitted` in `file` to a data directory.
-
-    Raises NotEnoughData where the data does not determine a parameter, ModuleNotFoundError without
-    SciPy, and what `read_cells` raises.
-    """
+    """Fit what `file` marks `fitted`. Raises NotEnoughData, and ModuleNotFoundError for SciPy."""
     cells, left_out = read_cells(data, file, systems)
     found, at_bound, unclear = _solve(file, cells)
     if not found:
@@ -142,11 +129,9 @@ def fit_system(file: SystemFile, data: Path, systems: Sequence[str] = ()) -> Fit
 def read_cells(
     data: Path, file: SystemFile, systems: Sequence[str] = ()
 ) -> tuple[list[Cell], dict[str, int]]:
-    """The cells that the fit of `file` looks at, and how many it cannot use, by reason.
+    """The cells to fit `file` to, and why others are unusable -> how many.
 
-    `systems` names others than the file does. Raises UserError where the data has several systems
-    and nobody says which, UnknownName for one that it lacks, and NotEnoughData where nothing is
-    left.
+    `systems` replace those of `file`. Raises UserError for none or unknown ones, and NotEnoughData.
     """
     frame, rules = store.read(data), file.fit
     names = _chosen(sorted(frame["system"].unique()), rules, systems)
@@ -171,12 +156,12 @@ def read_cells(
             f"nothing of {', '.join(names)} is left to fit '{file.name}' to: of its groups, "
             f"collectives and launch profiles ({', '.join(rules.profiles)}) the data has no time"
         )
-    # Both halves of one launch (in place and not) are one measurement.
+    # The in-place and out-of-place halves of a launch are one measurement.
     repeats = wanted.group_by([*_CELL, "sweep", "run", "repeat"], maintain_order=True)
     once = repeats.agg(pl.col("time_us").median())
     grouped = once.group_by(list(_CELL), maintain_order=True).agg(pl.col("time_us"))
     system, cells, left_out = ParametricSystem(file), list[Cell](), Counter[str]()
-    # By name, so that the order of rows in the data changes no figure.
+    # Sorted, so that the order of rows changes no figure.
     for row in grouped.sort(list(_CELL), nulls_last=True).iter_rows(named=True):
         try:
             cells.append(_cell(row, system, rules.profiles[row["launch_profile"]].max_channels))
@@ -198,8 +183,8 @@ def _chosen(there: Sequence[str], rules: FitParameters, systems: Sequence[str]) 
 
 
 def _cell(row: dict[str, Any], system: ParametricSystem, opened: int | None) -> Cell:
-    """One row of grouped measurements; raises KeyError with the reason where NCCL lacks it."""
-    # What a profile limits is not asked for call by call.
+    """Raises KeyError with the reason where NCCL lacks the config."""
+    # A profile's limit is not asked for call by call.
     config = config_of(row if opened is None else row | {"requested_num_channels": None})
     group = Group(row["num_nodes"], row["ranks_per_node"])
     call = Call(group, Collective.parse(row["collective"]), row["size_bytes"])
@@ -224,7 +209,6 @@ def _numbers(file: SystemFile) -> dict[Name, Parameter]:
 
 
 def _log_times(cells: Sequence[Cell], values: Mapping[Name, float]) -> Vector:
-    """log(time in us) of every cell."""
     links = LinkValues(**{number: values[_LINKS, number] for number in LINK_NUMBERS})
     physics = {
         key: CellValues(**{number: values[key, number] for number in CELL_NUMBERS})
@@ -236,11 +220,7 @@ def _log_times(cells: Sequence[Cell], values: Mapping[Name, float]) -> Vector:
 def _solve(
     file: SystemFile, cells: Sequence[Cell]
 ) -> tuple[dict[Name, float], list[str], list[str]]:
-    """Fit what is `fitted` in the links and the measured cells.
-
-    Returns the numbers, those that ended at a bound, and those that the cells do not tell. Raises
-    ModuleNotFoundError without SciPy.
-    """
+    """Numbers of links and measured cells, those at a bound, and those that cells do not tell."""
     from scipy.optimize import least_squares
 
     seen, held = {_LINKS, *(cell.key for cell in cells)}, _numbers(file)
@@ -265,18 +245,16 @@ def _solve(
     )
     texts = np.array(["/".join(name) for name in names])
     at_bound = (solved.x - low < 1e-3) | (high - solved.x < 1e-3)
-    # By the slopes, the standard errors of logarithms; beyond a bound there is nothing to tell. The
-    # ridge: a number may change no time at all.
+    # Standard errors of logarithms, by the slopes; a ridge for numbers that change no time.
     slopes = solved.jac[:, ~at_bound] / weights[:, None]
     variances = np.linalg.inv(slopes.T @ slopes + 1e-12 * np.eye(slopes.shape[1])).diagonal()
-    # Where noise of 5 % leaves a number uncertain by a factor of e, the data do not tell it.
+    # Noise of 5 % would leave the number uncertain by a factor of e.
     unclear = np.sqrt(np.abs(variances)) * 0.05 > 1.0
     values = dict(zip(names, np.exp(solved.x).tolist(), strict=True))
     return values, texts[at_bound].tolist(), texts[~at_bound][unclear].tolist()
 
 
 def _filled(file: SystemFile, found: Mapping[Name, float]) -> SystemFile:
-    """The description with the fitted numbers; what was to be fitted and is not is a prior."""
     changes: dict[str, dict[str, Parameter]] = defaultdict(dict)
     for (owner, number), held in _numbers(file).items():
         if held.origin is Origin.FITTED:
@@ -290,18 +268,14 @@ def _filled(file: SystemFile, found: Mapping[Name, float]) -> SystemFile:
 
 
 def _hold_out(file: SystemFile, cells: Sequence[Cell]) -> list[Cell]:
-    """Each cell with the time that a fit without its size gives it: every third size at a time.
-
-    Staggered by config, since a sweep over channels may stand at a single size: were that size held
-    out of every config at once, nothing would tell what a channel does.
-    """
+    """Each cell's time by a fit without its size; staggered, as a sweep may have one size only."""
     named = [(cell.label, cell.call.size_bytes) for cell in cells]
     place = pl.col("size").rank("dense").over("label") + pl.col("label").rank("dense")
     folds = pl.DataFrame(named, ("label", "size"), orient="row").select(place % FOLDS).to_series()
     found: list[Cell] = []
     for number in range(FOLDS):
         asked, rest = [*compress(cells, folds == number)], [*compress(cells, folds != number)]
-        # A number that only the held-out sizes would tell stays as the description has it.
+        # What only held-out sizes would tell stays as described.
         found += predict(file, asked, _solve(file, rest)[0]) if rest and asked else []
     return sorted(found, key=lambda cell: cell.call.size_bytes)
 
@@ -309,18 +283,14 @@ def _hold_out(file: SystemFile, cells: Sequence[Cell]) -> list[Cell]:
 def predict(
     file: SystemFile, cells: Sequence[Cell], fitted: Mapping[Name, float] | None = None
 ) -> list[Cell]:
-    """The cells with the time that a description gives each, with some of its numbers replaced."""
+    """The cells with the time that a description, with `fitted` in it, gives each."""
     values = {name: one.value for name, one in _numbers(file).items()} | dict(fitted or {})
     predicted = np.exp(_log_times(cells, values))
     return [replace(c, predicted_us=float(us)) for c, us in zip(cells, predicted, strict=True)]
 
 
 def errors_of(held_out: Sequence[Cell]) -> dict[str, Any]:
-    """`cells`, `median` and `p90` of relative errors (0.05 = 5 %), and the repeats' `noise`.
-
-    `noise` is the median over the cells with repeats of how much two differ; None without any.
-    Without cells `median` and `p90` are None.
-    """
+    """`median` and `p90` of relative errors; `noise`: how much repeats differ. None: unknown."""
     sizes = np.abs([cell.error for cell in held_out])
     spreads = [cell.spread for cell in held_out if cell.spread is not None]
     return {
@@ -332,16 +302,11 @@ def errors_of(held_out: Sequence[Cell]) -> dict[str, Any]:
 
 
 def to_json(fit: Fit) -> dict[str, Any]:
-    """The report as a JSON document; the bars hold above 1 MiB.
-
-    `misses` are the bars that are missed, as lines of text; empty when all are met.
-    """
-    # In the order of sizes.
+    """The report as a JSON document; the bars hold above 1 MiB, `misses` are those missed."""
     by_size = groupby(fit.held_out, lambda one: bisect_left(_CLASS_ENDS, one.call.size_bytes))
     large = [cell for cell in fit.held_out if cell.call.size_bytes > LARGE_BYTES]
     errors = errors_of(large)
     noise = errors["noise"] or 0.0
-    # What a fit is to reach, unless the noise of repeats is larger.
     bars = {"median": max(0.05, noise), "p90": max(0.15, 2 * noise)}
     misses = [
         f"{name} error {errors[name]:.1%} is above the bar of {bar:.1%}"
@@ -359,7 +324,7 @@ def to_json(fit: Fit) -> dict[str, Any]:
 
 
 def lines(said: Mapping[str, Any]) -> Iterator[str]:
-    """The document of `to_json` for people: held-out errors, missed bars, what was left out."""
+    """The document of `to_json` as text."""
     large = said["held_out_above_1mib"]
     for name, one in {**said["by_size"], **({"above 1 MiB": large} if large else {})}.items():
         shares = (one[key] for key in ("median", "p90", "noise"))

@@ -1,16 +1,14 @@
 """`dynamiccl-collect health`: slow GPUs, NICs, nodes and pairs, by rows that know their hosts.
 
-A communicator is one of a launch that `split` shares out to many (examples/health.toml; needs times
-of single processes), or a launch of its own on some hosts (logs of each two nodes of a cluster).
+A communicator is one of many of a `split` launch (examples/health.toml; needs times of single
+processes), or a launch of its own (logs of each two nodes of a cluster).
 
     log(time / its like's) of a communicator = what its slowest part adds + noise
 
 A node adds the lower quartile of its communicators, two nodes the lower median of those between
-them, a rank that of its own. The largest is taken first, nodes before pairs before ranks, then what
-its partners have left, until nothing is beyond noise; what one communicator has left then is its
-own. Noise is what the lower half of all differ by, and no less than that of a launch's rows; beyond
-it means by so many sigmas that one in a hundred checks of a cluster of this size has a false alarm,
-were noise normal.
+them, a rank that of its own. The largest is taken first, nodes before pairs before ranks, until the
+rest is noise: what the lower half differ by, and no less than a launch's rows. By the limit one
+check in a hundred of a cluster of this size has a false alarm, were noise normal.
 """
 
 from collections import Counter, defaultdict
@@ -34,38 +32,31 @@ from dynamiccl.datasets.schema import REQUESTED_COLUMNS, Status
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.repeats import MAD_TO_SIGMA
 
-#: Standard error of a median over that of a mean, of a normal distribution: sqrt(pi / 2).
+#: Standard error of a median over that of a mean (normal): sqrt(pi / 2).
 _MEDIAN: Final = 1.2533
-#: So many sets of hosts, one after the other, show which of them is slow, if a host is in half of
-#: them at most: of pairs of three nodes two of three are slow.
+#: With fewer sets of hosts, or a host in more than half of them, a slow one does not show.
 _SETS: Final = 3
 _TASK: Final = (
     *("system", "collective", "datatype", "size_bytes", "in_place", "num_nodes", "num_ranks"),
     *("launch_profile", "interference_kind", *REQUESTED_COLUMNS),
 )
 _TIMES: Final = ("launch", "task", "row", "comm", "numbers", "hosts", "log")
-#: Communicators that are a launch of their own.
 _IS_ALONE: Final = pl.col("numbers") == ""
-#: A rank by its host and its number on it; -1: the host as a whole.
+#: Host and rank on it; -1: the whole host.
 _Place = tuple[str, int]
-#: One place, or two nodes.
 _Part = tuple[_Place, ...]
 _FloatArray = npt.NDArray[np.float64]
 
 
-#: A slow part, and all that `health --json` prints (`examine`).
 Finding = dict[str, Any]
 Report = dict[str, Any]
 
 
 class _Comm(NamedTuple):
-    """One communicator, over all of its measurements."""
-
     members: _Part
-    #: log(time / what its like took), the least of its launches: a path through the network that
-    #: one launch happened on is not the hardware's.
+    #: log(time / its like's), the least of its launches, which may take other network paths.
     excess: float
-    #: A robust sigma of the rows of one launch.
+    #: A robust sigma of a launch's rows.
     spread: float
     rows: int
     launches: int
@@ -98,19 +89,15 @@ def health_command(
     else:
         _show(report, Console(width=100, highlight=False))
     if not report["is_well"]:
-        # What a Slurm prolog takes for a node that is not fit.
+        # A Slurm prolog takes this for an unfit node.
         raise typer.Exit(1)
 
 
 def examine(frame: pl.DataFrame, *, least: float) -> Report:
-    """Find what is slow in a data set, by `least` as a share of the time at least.
+    """Find what is slower than its like by `least`, as a share of the time.
 
-    Each finding is a gpu, nic, node, link, pair, counters or failed: by which share of the time it
-    is `slower` than its like, by how many sigmas of noise (`z`), and what says so. `noise_*` are
-    robust sigmas of a communicator's time, as a share of it, null where none was measured;
-    `not_compared` are launches of one communicator whose call ran on too few other sets of hosts.
-
-    Raises NotEnoughData where no communicator can be compared with others.
+    `z` is in sigmas, `noise_*` a share of a time (null: not measured); `not_compared` launches ran
+    on too few sets of hosts. Raises NotEnoughData where nothing can be compared.
     """
     comms, not_compared = _read(frame)
     unfit = _unfit(frame)
@@ -123,7 +110,7 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
         )
     slow_inside, noise_inside = _judge([one for one in comms if len(one.hosts) == 1], least)
     slow_between, noise_between = _judge([one for one in comms if len(one.hosts) > 1], least)
-    # What a GPU or node explains that is slow inside is none between nodes.
+    # What a GPU or node that is slow inside explains is not the network's.
     explained = {one["where"] for one in slow_inside}
     slow_between = [o for o in slow_between if explained.isdisjoint(o["where"].split(" - "))]
     findings = [*slow_inside, *slow_between, *unfit]
@@ -141,7 +128,6 @@ def examine(frame: pl.DataFrame, *, least: float) -> Report:
 
 
 def _read(frame: pl.DataFrame) -> tuple[list[_Comm], int]:
-    """The communicators of a data set, and how many launches have no like to be compared with."""
     has_time = pl.col("comm_split", "process_times_us", "num_hosts").is_not_null()
     is_alone = pl.col("comm_split").is_null() & pl.col("hosts").is_not_null()
     launch = pl.concat_str("system", "sweep", pl.coalesce("launch", "run"), separator="|")
@@ -157,13 +143,11 @@ def _read(frame: pl.DataFrame) -> tuple[list[_Comm], int]:
         for members, time_us in _communicators(row)
     ]  # fmt: skip
     times = pl.DataFrame(lines, _TIMES, orient="row")
-    # NICs are compared with those on the same rail, GPUs with those in the same slot, where these
-    # are four, a reference of their own; fewer are compared with all.
+    # NICs are compared with those on the same rail, GPUs with the same slot, where these are four.
     alike = pl.col("hosts").len().over("row", "numbers").min().over("launch")
     like = pl.when(alike >= 4).then("numbers").otherwise(pl.lit("all"))
     own = pl.col("log").quantile(0.5, "lower").over("row", "like")
     times = times.with_columns(like=like).with_columns(own=own)
-    # At most what it takes elsewhere; a launch of one communicator has nothing else.
     base = pl.when(_IS_ALONE).then("elsewhere").otherwise(pl.min_horizontal("own", "elsewhere"))
     told = times.join(_elsewhere(times), on=("task", "launch"), how="left")
     told = told.with_columns(excess=pl.col("log") - base)
@@ -179,20 +163,18 @@ def _read(frame: pl.DataFrame) -> tuple[list[_Comm], int]:
 
 
 def _communicators(row: Mapping[str, Any]) -> Iterator[tuple[_Part, float]]:
-    """The communicators of a row, by where their ranks ran, and us of each."""
     hosts, count, times_us = row["hosts"], row["num_hosts"], row["process_times_us"]
     if row["comm_split"] is None:
         yield tuple((host, -1) for host in expand_hosts(hosts)), row["time_us"]
         return
     where = _places(hosts, count, len(times_us))
     for each in communicators(row["comm_split"], count, len(times_us) // count, spare=True):
-        # Both ends of a call count alike; a rank of no communicator is never asked for.
         yield tuple(where[n] for n in each), fmean(times_us[n] for n in each)
 
 
 @cache
 def _places(hosts: str | None, num_hosts: int, processes: int) -> list[_Place]:
-    """The place of each process, node by node; nodes without a name get a number."""
+    """Node by node; unnamed nodes get a number."""
     names = expand_hosts(hosts or "")
     names = names if len(names) == num_hosts else [f"node{n}" for n in range(num_hosts)]
     per_host = max(processes // num_hosts, 1)
@@ -218,18 +200,16 @@ def _elsewhere(times: pl.DataFrame) -> pl.DataFrame:
 
 
 def _judge(comms: Sequence[_Comm], least: float) -> tuple[list[Finding], float | None]:
-    """What is slow among the communicators inside nodes, or between them, and their noise."""
     if not comms:
         return [], None
     left = np.array([comm.excess for comm in comms])
     spread = median(_MEDIAN * comm.spread / sqrt(comm.rows / comm.launches) for comm in comms)
-    # No launch repeats itself by less: nccl-tests prints and clocks have four digits or so.
+    # Four digits are printed.
     sigma = max(_sigma_below(left), spread, 0.003)
     kinds = _parts(comms)
     limit = NormalDist().inv_cdf(1.0 - 0.01 / max(sum(map(len, kinds)), 2))
     found = []
     for parts, share in zip(kinds, (4, 2, 2, 2), strict=True):
-        # What healthy ones differ by is no fault of any.
         floor = _sigma_below(np.array([_lower(left[at], share) for at in parts.values()] or [0.0]))
         while parts:
             excess, part = max((_lower(left[at], share), part) for part, at in parts.items())
@@ -238,17 +218,13 @@ def _judge(comms: Sequence[_Comm], least: float) -> tuple[list[Finding], float |
             if excess <= log1p(least) or excess / noise < limit:
                 break
             found.append(_finding(part, [comms[n] for n in at], excess, noise))
-            # A call takes as long as its slowest part: what this one explains is explained.
+            # A call takes as long as its slowest part, so this much is explained.
             left[at] = np.where(left[at] > 0, np.maximum(left[at] - excess, 0.0), left[at])
     return found, expm1(sigma)
 
 
 def _parts(comms: Sequence[_Comm]) -> list[dict[_Part, list[int]]]:
-    """The communicators of each node of several ranks, each two nodes, each rank, and by itself.
-
-    Of the first three only where these are several, and of a node only where it has two partners:
-    of one partner nobody can tell which of the two it is.
-    """
+    """By node (not those of one partner: either may be slow), two nodes, rank, and communicator."""
     nodes, pairs, ranks = [defaultdict[_Part, list[int]](list) for _ in range(3)]
     partners = defaultdict[_Part, set[_Place]](set)
     for n, comm in enumerate(comms):
@@ -290,11 +266,9 @@ def _told(kind: str, where: str, rows: int, note: str) -> Finding:
 
 
 def lossy_ports(frame: pl.DataFrame) -> list[tuple[str, int, int]]:
-    """NIC ports that lose packets again and again, by the samplers' counters; often none.
+    """(HOST DEVICE/PORT, rows in which it was the worst, packets lost in them) of bad NIC ports.
 
-    As (HOST DEVICE/PORT, rows in which it was the worst port, what all ports counted in these). A
-    packet is lost now and then anywhere, and where all ports lose some none of them is to blame.
-    One is named from three rows on, if these are most.
+    From three rows on, if these are most: where all ports lose some, none is to blame.
     """
     told = frame.filter((pl.col("nic_retries") > 0) & pl.col("nic_worst").is_not_null())
     by_port = told.group_by("nic_worst").agg(pl.len(), pl.col("nic_retries").sum())
@@ -303,7 +277,7 @@ def lossy_ports(frame: pl.DataFrame) -> list[tuple[str, int, int]]:
 
 
 def _unfit(frame: pl.DataFrame) -> list[Finding]:
-    """Split launches that failed, since a node that hangs one is not healthy; lossy NIC ports."""
+    """Failed split launches, since a node that hangs one is not healthy, and lossy NIC ports."""
     bad = pl.col("status").is_in([Status.FAILED.value, Status.TIMED_OUT.value])
     lost = frame.filter(pl.col("comm_split").is_not_null() & bad)
     found = []
@@ -317,18 +291,17 @@ def _unfit(frame: pl.DataFrame) -> list[Finding]:
 
 
 def _lower(values: _FloatArray, share: int) -> float:
-    """The lower median (`share` 2) or quartile (4): of two middle values the lower one."""
+    """The lower median (`share` 2) or quartile (4)."""
     return float(np.sort(values)[(len(values) - 1) // share])
 
 
 def _sigma_below(values: _FloatArray) -> float:
-    """Sigma of the noise, from the lower half alone: outliers lie above."""
+    """Sigma by the lower half alone: outliers lie above."""
     return _lower(values, 2) - float(np.quantile(values, 0.158655))
 
 
 @cache
 def _listed(members: _Part) -> str:
-    """Numbers of ranks as short text: `0-2,5`; of whole hosts nothing."""
     told = host_list(map(str, sorted({number for _, number in members if number >= 0})))
     return told.replace("[", "").replace("]", "")
 

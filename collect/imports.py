@@ -1,10 +1,7 @@
 """`dynamiccl-collect import`: other people's measurements into the Parquet store.
 
-A file becomes parts of its own, which depend on nothing but the file, the options and this program:
-imported twice by one release it is there once, and a bad file among good ones costs nothing but
-itself. Calls files and traces of all ranks are joined: all that are named together make parts
-together. A row that was read is written, dropped with a reason, counted as a duplicate, or rejected
-with its file, line and text.
+Parts depend on the file, the options and this release alone: a file imported twice is there once.
+Calls files and traces that are named together are joined into parts together.
 """
 
 import dataclasses
@@ -39,26 +36,21 @@ _TRACES: Final = {source.value for source in SIGNS}
 
 @dataclass(slots=True)
 class ImportSummary:
-    """What became of every row: totals, each file's report, and what many files make together."""
+    """What became of every row."""
 
     files: list[FileReport] = field(default_factory=list)
-    #: Files of directories that are not read -> what they are.
     skipped: dict[str, str] = field(default_factory=dict)
     rows_read: int = 0
     measurements_written: int = 0
     dropped: int = 0
     duplicates: int = 0
     num_rejected: int = 0
-    #: The first of each file.
     rejected: list[Rejected] = field(default_factory=list)
     already_there: int = 0
-    #: Calls of jobs, one for all ranks, and those of them whose time is known from all ranks.
     calls_written: int = 0
     calls_timed: int = 0
-    #: Of traces: records of single ranks that calls were joined of, and steps.
     rank_records: int = 0
     steps_written: int = 0
-    #: Why calls of traces have no time -> calls.
     untimed: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -67,7 +59,7 @@ class ImportSummary:
         return [report.failure for report in self.files if report.failure]
 
     def add_up(self) -> None:
-        """Count the rows of all files; joined calls belong to no single file."""
+        """Sum up all files; joined calls belong to no single file."""
         sums = ("rows_read", "measurements_written", "duplicates", "num_rejected", "already_there")
         for name in sums:
             setattr(self, name, sum(getattr(report, name) for report in self.files))
@@ -85,7 +77,7 @@ class ImportSummary:
         return f"{self.measurements_written} measurements{''.join(others)} written"
 
     def to_json(self) -> dict[str, Any]:
-        """The summary as plain values for `json.dumps`; rejected lines appear once."""
+        """The summary for `json.dumps`; rejected lines appear once."""
         found = dataclasses.asdict(self)
         for report in found["files"]:
             report["rejected"] = report.pop("num_rejected")
@@ -96,11 +88,9 @@ class ImportSummary:
 def import_files(
     paths: Sequence[Path], out_dir: Path, *, options: ImportOptions | None = None
 ) -> ImportSummary:
-    """Import `paths` into `out_dir`, and report what became of every row.
+    """Import `paths`, of directories the known files. Raises UserError for an unknown system.
 
-    A directory stands for the files of known kinds below it. Raises UserError where it is not known
-    of which system a file is, and OutputError, which names the files, after all are written when
-    some gave no row. A single file raises its own error, which may be a CorruptFile.
+    Files without a row raise once all others are written: OutputError, or a single file's error.
     """
     summary = ImportSummary()
     options = options or ImportOptions()
@@ -123,7 +113,7 @@ def import_files(
             run.write_file(report)
         except DataError as error:
             report.failure = error
-    # A trace that is read has a report of its own.
+    # Traces that are read report themselves.
     summary.files += [each for each in reports if each.format not in _TRACES or each.remarks]
     run.write_jobs([each for each in to_read if _FORMATS[each.format][1] is None])
     summary.add_up()
@@ -136,10 +126,7 @@ def import_files(
 def _recognised(
     paths: Sequence[Path], told: ImportOptions, summary: ImportSummary
 ) -> tuple[list[FileReport], dict[str, str]]:
-    """A report for each file to read, without a format for one that cannot be; SHA-256 by path.
-
-    One whose bytes are those of another has a remark. What directories hold beside is skipped.
-    """
+    """Each file's report (no format: unreadable; equal bytes: a remark), and SHA-256 by path."""
     known = told.systems_file and told.systems_file.resolve()
     reports: list[FileReport] = []
     first: dict[str, Path] = {}
@@ -164,15 +151,12 @@ def _recognised(
 
 
 def _read_output(path: Path, run: str, told: ImportOptions, report: FileReport) -> Iterator[Part]:
-    """Yield what nccl-tests' text or JSON tells, and NCCL's own log."""
     base = {**told.columns(path), "run": run, "source_file": str(path)}
     return read_file(path, base, told, report)
 
 
-#: Yields what one file tells, by its path, a name for its runs, what the caller knows, its report.
 _Reader = Callable[[Path, str, ImportOptions, FileReport], Iterator[Part]]
-#: What the beginning of a file of each format holds, in plain lines, and its reader; None where all
-#: files are read together. In the order in which they are tried.
+#: In the order tried: a pattern of the file's beginning, and a reader (None: files read together).
 _FORMATS: Final[dict[str, tuple[str, _Reader | None]]] = {
     _CALLS: (rf"\A{MAGIC.decode()}", None),
     **{source.value: (sign, None) for source, sign in SIGNS.items()},
@@ -180,7 +164,7 @@ _FORMATS: Final[dict[str, tuple[str, _Reader | None]]] = {
     CSV: (CSV_SIGN, read_csv),
     _TEXT: (rf"NCCL INFO|{MEANT_AS_ROW.pattern}", _read_output),
 }
-#: What else is known by its beginning, and why no measurement can be made of it.
+#: Patterns of other files -> why they are no measurements.
 _NOT_READ: Final = {
     r'"(?:pg_status|collective_seq_id)"': "PyTorch's Flight Recorder: calls without times",
     r'"schema"\s*:\s*"[^"]*chakra|"in_msg_size"\s*:': "an execution trace: calls without times",
@@ -192,7 +176,7 @@ _NOT_READ: Final = {
 
 
 def _recognise(path: Path, *, is_named: bool) -> str:
-    """The format of a file, by its beginning; of text, by any line. Raises DataError for others."""
+    """The format by the beginning of a file; text by any line. Raises DataError for others."""
     if not path.is_file():
         raise MissingPath("file to import", path, "check the name")
     if path.suffix == SUFFIX:
@@ -215,8 +199,6 @@ def _recognise(path: Path, *, is_named: bool) -> str:
 
 
 class _Import:
-    """One import: where it writes, what the caller knows, and the SHA-256 of each path."""
-
     def __init__(
         self, out: Path, options: ImportOptions, hashes: Mapping[str, str], summary: ImportSummary
     ) -> None:
@@ -224,7 +206,7 @@ class _Import:
         self._seen = set(part_paths(out)) if out.is_dir() else set()
 
     def write_file(self, report: FileReport) -> None:
-        """Write what a file tells that is read by itself; raises DataError where it is nothing."""
+        """Write what a file tells by itself. Raises DataError if that is nothing."""
         path, read, wrong = Path(report.path), _FORMATS[report.format][1], 0
         if read is None:
             return
@@ -245,13 +227,13 @@ class _Import:
             raise OutputError(f"{path} holds no usable row: {'; '.join(reasons)}")
 
     def _write(self, kind: str, table: pa.Table, reports: Sequence[FileReport]) -> list[Path]:
-        # No command line and no host: importing files again writes the same parts, not others.
+        # No command line and no host: importing again writes the same parts.
         files = {Path(report.path).name: self._hashes[report.path] for report in reports}
         provenance = program_record("import", files=files)
         return write_part(self._out, table, kind=kind, provenance=provenance)
 
     def write_jobs(self, reports: Sequence[FileReport]) -> None:
-        """Write the calls and steps of the recorder's files, and of the traces, of all ranks."""
+        """Write the calls and steps of all ranks' calls files and traces."""
         if not reports:
             return
         options, summary = self._options, self._summary

@@ -1,12 +1,10 @@
 """What NCCL was told (settings that a shell or NCCL itself shows), and what its log tells.
 
-**Settings** are variables, and options of the benchmark (`--graph`). An environment may hold
-secrets, so a value is kept of a literal list of names; of other variables for NCCL, libfabric and
-ROCm a digest tells whether two runs had the same. What names one algorithm, protocol or channel
-count is the requested config; everything else becomes part of the launch profile, since it is fixed
-for the whole process. A setting whose value cannot be read (`$1`), or is said to be two things, is
-kept without a value. The config of its run is then *not known*: it is never taken for NCCL's own
-choice.
+**Settings** are variables, and options of the benchmark (`--graph`). As environments may hold
+secrets, only listed names keep values; others of NCCL, libfabric and ROCm keep a digest. What
+names one algorithm, protocol or channel count is the requested config; all else joins the launch
+profile. A setting that cannot be read (`$1`), or is said to be two things, has no value: its run's
+config is *not known*, and never taken for NCCL's own choice.
 
 **What ran** (NCCL_DEBUG_SUBSYS=TUNING, or COLL from 2.23 on), by release:
 
@@ -14,12 +12,11 @@ choice.
     2.23       <Func>: <B> Bytes -> Algo <int> proto <int> time <float>
     2.24-      <Func>: <B> Bytes -> Algo <NAME> proto <NAME> channel{Lo..Hi}={<lo>..<hi>} ...
 
-From 2.24 on, B is count times type size: the bytes of one rank for AllGather and ReduceScatter.
-Symmetric kernels and the copy engine print another tail; they are none of the configs we know.
+From 2.24 on, B is one rank's bytes for AllGather and ReduceScatter. Symmetric kernels and the copy
+engine print another tail: none of the configs we know.
 
-**The cost model** (2.13 to 2.30, `src/graph/tuning.cc`), by rank 0 under NCCL_DEBUG_SUBSYS=TUNING,
-in blocks of three algorithms. A bandwidth of 0.0 means that NCCL does not take the cell, or that it
-is below 0.05 GB/s.
+**The cost model** (2.13 to 2.30, `src/graph/tuning.cc`), by rank 0 under TUNING, in blocks of three
+algorithms. A bandwidth of 0.0: NCCL does not take the cell, or it is below 0.05 GB/s.
 """
 
 import hashlib
@@ -39,11 +36,10 @@ from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
 from dynamiccl.simulator.system import Cell, CostLine
 
-#: Settings by name (options of the benchmark as `--name`); None = set, to what is not known.
+#: By name (options of the benchmark as `--name`); None = set to an unknown value.
 Settings = dict[str, str | None]
 
-#: Every variable whose value is ever stored, without NCCL_; exact names, no patterns. None of them
-#: can hold a secret.
+#: Every variable whose value is stored, without NCCL_: exact names that can hold no secret.
 _KEPT: Final = """
     ALGO PROTO MIN_CTAS MAX_CTAS MIN_NCHANNELS MAX_NCHANNELS BUFFSIZE CHECKS_DISABLE
     COLLNET_ENABLE CROSS_NIC CTA_POLICY CUMEM_ENABLE DMABUF_ENABLE GRAPH_REGISTER
@@ -55,17 +51,15 @@ _KEPT: Final = """
     SOCKET_NTHREADS TUNER_PLUGIN WIN_ENABLE
 """
 KEPT_NAMES: Final = frozenset(f"NCCL_{name}" for name in _KEPT.split())
-#: What changes no measurement: logs, where a build or a container has NCCL, and secrets.
+#: What changes no measurement: logs, places of NCCL, and secrets.
 _OF_NO_MATTER: Final = re.compile(
     r"NCCL_(DEBUG\w*|VERSION|HOME|ROOT\w*|DIR|\w+_DUMP_FILE)|\w+_LOG_\w+"
     r"|\w+_(SECRET|TOKEN|KEY|PASS|CRED)\w*"
 )
 _VARIABLE: Final = r"(?:(?:[NR]CCL|MSCCL|MSCCLPP|OFI|FI|HSA)_\w+|LD_PRELOAD)"
-#: Long or odd values are not settings that we understand, and what a shell would still expand.
 _PLAIN_VALUE: Final = re.compile(r"[\w.,;:^/+=-]{1,64}")
 _EXPANDED: Final = re.compile(r"[$`*]")
-#: Options of nccl-tests (2.19; `-F`, `-E` of rccl-tests) that make another measurement of it, by
-#: letter or name, and the value that each has unasked.
+#: Options of nccl-tests (2.19; -F, -E of rccl-tests) that change what is measured, and defaults.
 _OPTIONS: Final = re.findall(
     r"(\w)=(\w+):(\d*)",
     "C=report_cputime:0 D=device_implementation:0 E=rotating_tensor:0 F=cache_flush:0 "
@@ -78,49 +72,43 @@ _OPTION: Final = re.compile(
     rf"(?<!\S)(?:({'|'.join(_OPTION_NAMES)})\s*|(--\w+)[=\s]\s*)(\d[\d,]*|\$\S+)"
 )
 
-#: nccl-tests binaries; `make NAME_SUFFIX=_mpi` and packagers put something behind `_perf`.
+#: `make NAME_SUFFIX=_mpi` and packagers put something behind `_perf`.
 _PROGRAM: Final = re.compile(r"(?:^|[\s/\"'=])([a-z][a-z_]*?)_perf[\w.-]*(?=$|[\s\"');&|])")
 
-#: What a shell prints before a command: `$ `, `+ ` or `+(run.sh:3): ` of `set -x`, `user@node:~$ `.
+#: `$ `, `+ ` or `+(run.sh:3): ` of `set -x`, `user@node:~$ `.
 _PROMPT: Final = re.compile(
     r"\s*(?:\(\S{1,40}\) )?(?:\[?[\w.-]+@[\w.-]+[^$#>%]{0,100}[$#>%]\s+"
     r"|([+$>% \t]+(?:\(?[\w./-]+:\d+\)?:?\s+)?))?"
 )
-#: `NCCL_ALGO=Ring`, `--export=ALL,NCCL_ALGO=Ring,Tree,NCCL_PROTO=LL`, `"NCCL_ALGO=Ring"`; with the
-#: name and value apart, as MPICH, Intel MPI and csh have it; `"NCCL_ALGO": "Ring"` of YAML, Python.
+#: `NCCL_ALGO=Ring`, `--export=ALL,NCCL_ALGO=Ring`; MPICH, Intel MPI, csh; YAML and Python.
 _ASSIGNED: Final = re.compile(
     rf"(?:^|[\s,;=`(\"']|-[ex])({_VARIABLE})=(\"[^\"]*\"|'[^']*'|(?:(?![,;]{_VARIABLE}=)[^\s\"'])*)"
     rf"|(?:-genv|-env|setenv|set -\w*x)\s+({_VARIABLE})\s+(\S+)|\bname: *[\"']?({_VARIABLE})"
     rf"|(?<![\w${{])({_VARIABLE})[\"'\]]*\s*(?:[:=]+>?|->)\s*[\"']?([\w^][\w^,;:]*)"
 )
-#: A line, or a file's name, that names what was forced, without saying how.
 NAMES_A_CHOICE: Final = re.compile(
     r"(?<![a-zA-Z0-9/$])(?:(?i:ring|tree|nvls(?:[_-]?tree)?|collnet\w*|ll128)|S(?:imple|IMPLE)|PAT|LL)"
     r"(?![a-zA-Z0-9/])"
 )
-#: What forces algorithm or protocol.
 CHOICE: Final = {"NCCL_ALGO", "NCCL_PROTO"}
-#: A comment; headings begin with `## `.
+#: Headings begin with `## `.
 _COMMENT: Final = re.compile(r"#(?!#+ (?!export|setenv))")
-#: Words of a shell that say whether what follows is run.
 _TESTS: Final = {"[", "[[", "((", "test", "!"}
 _EXPORTS: Final = {"export", "declare", "typeset", "set", "setenv", "unset", "unsetenv"}
-#: First words of lines that name a benchmark and do not run it; prose begins with a capital.
+#: Of lines that name a benchmark and do not run it; prose begins with a capital.
 _NO_RUN: Final = re.compile(r"(?:ls|ll|cat|cp|mv|cd|tee|echo|which|make|ldd|file|grep)$|[A-Z][a-z]")
-#: What sets the environment of a job or container, in place of `export` or before the name.
+#: Sets the environment of a job or container.
 _DIRECTIVE: Final = re.compile(r"^#(?:SBATCH|PBS|BSUB|\$)(?=\s)|\b(?:APPTAINER|SINGULARITY)ENV_")
-#: What stands before a command that is part of another.
 _SYNTAX: Final = re.compile(r"^\s*(?:(?:then|else|do)\s+|[({]\s*)*")
-#: What is between two commands of a line, and neither in a quotation nor in `ring;allreduce:tree`.
+#: Not within a quotation or `ring;allreduce:tree`.
 _BETWEEN_COMMANDS: Final = re.compile(r"[;&|]+(?!\w+:\w)(?=(?:[^\"']|\"[^\"]*\"|'[^']*')*$)")
 
 _VERSION: Final = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)(?:\+cuda(\d+\.\d+))?")
 _RANKS: Final = re.compile(r"\bn[Rr]anks (\d{1,7})\b")
 _NODES: Final = re.compile(r"\bnNodes (\d{1,7})\b")
-#: ROCm's library has releases of its own; the older ones say `NCCL version 2.13.4+hip5.4`.
+#: ROCm's releases; older ones say `NCCL version 2.13.4+hip5.4`.
 _RCCL: Final = re.compile(r"RCCL version ?:? ?(\d+\.\d+\.\d+)|NCCL version (\d[\d.]+)\+hip")
-#: 2.19 on, `src/plugin/tuner/tuner_v*.cc`: with `tuner plugin` before the name until 2.26. What
-#: MSCCL++ runs in NCCL's place is none of its choices either.
+#: 2.19 on (`src/plugin/tuner/tuner_v*.cc`), `tuner plugin` before the name until 2.26; and MSCCL++.
 _TUNER: Final = re.compile(
     r"(?:TUNER/Plugin: Using (?:tuner plugin )?(?!internal)|external tuner plugin (?:\S*/)?"
     r"|Initializing (?=MSCCL)|TUNER/(?!Plugin:))([\w.+-]{1,64})"
@@ -140,28 +128,25 @@ _COST_ROW: Final = re.compile(r"\s+([A-Z][A-Za-z]+) \|((?:\s*\d+\.\d/\s*\d+\.\d 
 _COST_CELL: Final = re.compile(r"\s*(\d+\.\d)/\s*(\d+\.\d) \|")
 _COST_PROTOCOLS: Final = (Protocol.LL, Protocol.LL128, Protocol.Simple)
 
-#: What NCCL ran for one call: algorithm, protocol, and channels where its release prints them.
+#: Algorithm, protocol, and channels where the release prints them.
 Choice = tuple[str, str, int | None]
 _Kind = TypeVar("_Kind", Algorithm, Protocol, Collective)
 
 
-# --- What it was told ---
-
-
 def program_in(line: str) -> str | None:
-    """The nccl-tests program that a line names, without `_perf` and what is behind it, or None."""
+    """The nccl-tests program that a line names, without `_perf` and its suffix, or None."""
     match = _PROGRAM.search(line) if "_perf" in line else None
     return match[1] if match else None
 
 
 def prompt_of(line: str) -> str:
-    """What a shell or its trace prints before a command of its own; blanks or nothing elsewhere."""
+    """What a shell or its trace prints before a command; blanks or nothing elsewhere."""
     found = _PROMPT.match(line)
     return found[0] if found else ""
 
 
 def kept(pairs: Iterable[tuple[str, str]]) -> Settings:
-    """The settings among some variables; without a value where that cannot be read."""
+    """The settings among variables; unreadable ones have no value."""
     return {
         name: _value(name, value.strip())
         for name, value in pairs
@@ -172,7 +157,7 @@ def kept(pairs: Iterable[tuple[str, str]]) -> Settings:
 
 
 def _value(name: str, value: str) -> str | None:
-    # Too short a digest to find a value by it; folders of a path may be names of people.
+    # Too short a digest to guess a value by; folders may be names of people.
     digest = "~" + hashlib.sha256(f"{name}={value}".encode()).hexdigest()[:6]
     if not value or _EXPANDED.search(value):
         return None
@@ -180,24 +165,24 @@ def _value(name: str, value: str) -> str | None:
         return value.rpartition("/")[2] + digest
     if name not in KEPT_NAMES:
         return digest
-    # NCCL_NET="AWS Libfabric"; of a list `Ring, Tree` it is not known what NCCL makes.
+    # NCCL_NET="AWS Libfabric"; what NCCL makes of a list `Ring, Tree` is not known.
     plain = value if name in CHOICE else value.replace(" ", "_")
     return plain if _PLAIN_VALUE.fullmatch(plain) else None
 
 
 def add_settings(known: Settings, told: Mapping[str, str | None]) -> None:
-    """Add settings to those of the same run; what is said to be two things loses its value."""
+    """Add settings of the same run; contradicting ones lose their value."""
     for name, value in told.items():
         known[name] = value if known.get(name, value) == value else None
 
 
 def without_usual(options: Settings) -> Settings:
-    """Settings without the options that have the value that they have unasked."""
+    """Settings without options at their defaults."""
     return {name: value for name, value in options.items() if _USUAL.get(name, "") != value}
 
 
 def _common(environments: Iterable[Settings]) -> Settings:
-    """What all have alike; what one has otherwise, or not at all, without a value."""
+    """What all have alike; differing or missing settings have no value."""
     each = list(environments)
     found = {name: {one.get(name) for one in each} for name in chain.from_iterable(each)}
     return {name: values.pop() if len(values) == 1 else None for name, values in found.items()}
@@ -207,25 +192,21 @@ def _common(environments: Iterable[Settings]) -> Settings:
 class Shell:
     """The settings that a shell shows, line by line, for the benchmark that starts next.
 
-    `export` persists; an assignment in a command's own line holds for that command and wins. What
-    `env` prints, or a shell assigns without a command, holds for the next benchmark, and is not
-    known for later ones. What is commented out or unset does not count. Not known is also what
-    `set -x` prints by itself, what depends on a condition, what a line that is no shell's names,
-    and what several commands before one output have otherwise: which of them wrote it is not known.
+    `export` persists; an assignment in a command's own line wins for it. What `env` prints, or is
+    assigned alone, is unknown after the next benchmark. Unknown is also what `set -x` prints, what
+    depends on a condition, and what several commands before one output have otherwise.
     """
 
     exported: Settings = field(default_factory=dict)
-    #: What each command that is shown finds set, since the last benchmark started.
     commands: list[Settings] = field(default_factory=list)
     #: Settings for the next benchmark only -> what is exported under that name after it.
     passing: dict[str, Settings] = field(default_factory=dict)
-    #: What the last commands had otherwise: not known for an output without a command of its own.
+    #: What the last commands disagreed on: unknown for an output without its own command.
     doubtful: set[str] = field(default_factory=set)
-    #: Conditions (`if`, `case`) around the line.
     conditions: int = 0
 
     def start(self) -> Settings:
-        """A benchmark starts: what it finds set."""
+        """What a benchmark that starts here finds set."""
         found = _common(self.commands or [{**self.exported, **dict.fromkeys(self.doubtful)}])
         if self.commands:
             each = _common([*self.commands, self.exported])
@@ -238,12 +219,12 @@ class Shell:
         return found
 
     def read(self, line: str) -> Settings:
-        """Take in one line of a shell; returns what it says of commands behind it."""
+        """Take in one line of a shell, and return what it sets for commands behind it."""
         prompt = prompt_of(line)
         is_traced, text = "+" in prompt, self._expanded(line[len(prompt) :])
         is_sure, told, before = True, Settings(), self.exported
         if text.startswith("#") and program_in(text) and (assigned := _assigned(text)):
-            # A comment, or a command behind the prompt of root: then it is not known which.
+            # A comment, or a command behind root's prompt: unknown which.
             self.commands.append({**self.exported, **dict.fromkeys(assigned)})
         if not is_traced and self._names_a_choice(text):
             text = "name: NCCL_ALGO"
@@ -254,7 +235,7 @@ class Shell:
             elif words[0] in {"fi", "esac"}:
                 self.conditions = max(0, self.conditions - 1)
             is_sure = is_sure and words[0] not in _TESTS
-            # What is exported already is so behind an assignment that `set -x` prints.
+            # `set -x` prints assignments of what may be exported already.
             is_plain = words[0] in _EXPORTS or all(
                 not is_traced or self.exported.get(name) for name in _assigned(command)
             )
@@ -269,20 +250,18 @@ class Shell:
         return told
 
     def _expanded(self, text: str) -> str:
-        """The line with directives as exports, and with the values of what is exported."""
         text = _DIRECTIVE.sub(lambda found: "export" * found[0].startswith("#"), text)
         values = {name: self.exported[name] or "$" for name in KEPT_NAMES & self.exported.keys()}
         return re.sub(r"\$(\{)?(\w+)(?(1)\})", lambda m: values.get(m[2], m[0]), text)
 
     def _names_a_choice(self, text: str) -> bool:
-        """Whether a heading (`## Tree`) is all that tells what the next benchmark is forced to."""
+        """Whether a heading (`## Tree`) is all that tells the next benchmark's choice."""
         is_told = bool(self.commands or program_in(text) or self.exported.keys() & CHOICE)
         is_heading = len(text) < 100 and (text.startswith("##") or "CCL_" not in text)
         is_one = NAMES_A_CHOICE.search(text) is not None and not _COMMENT.match(text)
         return is_heading and is_one and not is_told
 
     def _environment_of(self, command: str, words: Sequence[str]) -> Settings:
-        """What a command finds set, and its options."""
         before, behind = _PROGRAM.split(command, maxsplit=1)[::2]
         pairs = list(pairwise(words))
         # srun passes on what --export names.
@@ -291,7 +270,7 @@ class Shell:
             name for name in self.exported if is_empty and name not in before
         }
         found = {k: v for k, v in self.exported.items() if k not in unset}
-        # mpirun -x NAME: whatever the launcher's own environment has.
+        # mpirun -x NAME passes the launcher's own value.
         for name in kept((word, "") for word in before.split() if word not in unset):
             found.setdefault(name, None if name in KEPT_NAMES else "?")
         for letter, name, value in _OPTION.findall(behind):
@@ -301,19 +280,17 @@ class Shell:
         return without_usual({**found, **_assigned(command)})
 
     def _say(self, command: str, words: Sequence[str], *, is_known: bool) -> Settings:
-        """Take in a command that is no benchmark's; returns what it sets or unsets."""
         told, is_export = _assigned(command), words[0] in _EXPORTS
         is_bare = re.match(rf"\s*{_VARIABLE}(?:=|: )", command) is not None
         is_unset = "unset" in words[0] or words[:2] == ["export", "-n"]
         if command in {"exit", "logout"} or (is_unset and _EXPANDED.search(command)):
-            # Of another shell, or of `unset ${!NCCL_*}`, it is not known what is left.
+            # After another shell, or `unset ${!NCCL_*}`, what is left is unknown.
             told, is_known = self.exported, False
         elif is_export:
-            # `export NAME` of what was assigned before: now it persists.
+            # `export NAME` makes an earlier assignment persist.
             named = kept((word, "") for word in words[1:])
             told = {**{name: self.exported.get(name) for name in named}, **told}
         if not (is_known and (is_export or is_bare)):
-            # The value that it has already: nothing changes, whoever prints it.
             again = {} if is_unset or told is self.exported else self.exported
             told = {k: v if again.get(k, "") == v else None for k, v in told.items()}
         self.doubtful -= told.keys()
@@ -327,14 +304,14 @@ class Shell:
         others = {k: v for k, v in self.exported.items() if k not in told}
         self.exported = others if is_unset and is_known else {**others, **told}
         for environment in self.commands:
-            # Between a command and its output: what it prints itself holds, another may not.
+            # Between a command and its output, only what the output prints itself is sure.
             odd = {name for name in told if not is_bare and name not in environment}
             add_settings(environment, {**told, **dict.fromkeys(odd)})
         return dict.fromkeys(told) if is_unset else told
 
 
 def _assigned(command: str) -> Settings:
-    """What a command sets. An open quotation, or two values of one variable, say nothing."""
+    """What a command sets; open quotations and two values of a variable are unknown."""
     is_whole = command.count('"') % 2 == command.count("'") % 2 == 0
     found: Settings = {}
     for match in _ASSIGNED.finditer(command):
@@ -346,9 +323,8 @@ def _assigned(command: str) -> Settings:
 def requested_by(settings: Mapping[str, str | None], collective: Collective) -> dict[str, Any]:
     """The requested config (which a tuner could set) and the launch profile, as columns.
 
-    A list or an exclusion (`Ring,Tree`, `^NVLS`) leaves the choice to NCCL within limits: it is a
-    profile, and so is all that is set for a collective that has no algorithms. Under another tuner
-    the config is not known where none is forced.
+    Lists and exclusions (`Ring,Tree`, `^NVLS`) are a profile, as is all of a collective without
+    algorithms. Under another tuner an unforced config is not known.
     """
     rest = {name: "?" if value is None else value for name, value in settings.items()}
     is_known = None not in settings.values()
@@ -377,10 +353,7 @@ def requested_by(settings: Mapping[str, str | None], collective: Collective) -> 
 def _single(
     rest: dict[str, str], name: str, kind: type[_Kind], collective: Collective
 ) -> str | None:
-    """Take `name` out of `rest` when it names exactly one choice for `collective`.
-
-    Raises UnknownName for what is none of NCCL's.
-    """
+    """Take `name` out of `rest` if it names exactly one choice. Raises UnknownName."""
     if name not in rest:
         return None
     # `ring;allreduce:tree`: a part without a name holds for all others.
@@ -405,9 +378,6 @@ def _channels(rest: dict[str, str], noun: str) -> int | None:
     return int(value)
 
 
-# --- What it tells ---
-
-
 class LoggedCall(NamedTuple):
     """One line: collective (None before 2.23), bytes as printed, choice (None: none of ours)."""
 
@@ -417,12 +387,12 @@ class LoggedCall(NamedTuple):
     choice: Choice | None
 
     def whole_bytes(self, num_ranks: int) -> int:
-        """NCCL's nBytes: the whole buffer, over all ranks where printed per rank."""
+        """NCCL's nBytes: the whole buffer."""
         return self.printed_bytes * num_ranks if self.per_rank else self.printed_bytes
 
 
 def logged_calls(lines: Iterable[str]) -> Iterator[LoggedCall]:
-    """The calls of a log, in order; those of functions that are no collective of ours left out."""
+    """The calls of a log in order, without those of other functions."""
     for line in lines:
         match = _CALL.search(line) if " Bytes -> " in line else None
         if match is None:
@@ -442,7 +412,7 @@ def logged_calls(lines: Iterable[str]) -> Iterator[LoggedCall]:
 
 
 def named(kind: type[_Kind], text: str) -> _Kind | None:
-    """The member of that name or number; None for one of a later NCCL, or what is none."""
+    """The member of a name or number; None for unknown ones (a later NCCL)."""
     try:
         return kind(int(text)) if text.isdecimal() else kind.parse(text.strip())
     except (UnknownName, ValueError):
@@ -451,22 +421,20 @@ def named(kind: type[_Kind], text: str) -> _Kind | None:
 
 @dataclass(slots=True)
 class NcclLog:
-    """What the log of one run told. Sets: one value is a fact, two contradict each other."""
+    """What the log of one run told; two values in a set are a conflict."""
 
     versions: set[str] = field(default_factory=set)
     cuda_versions: set[str] = field(default_factory=set)
     num_ranks: set[int] = field(default_factory=set)
     num_nodes: set[int] = field(default_factory=set)
-    #: What NCCL says that it found set, its tuner plugin (`--tuner`) and ROCm's release (`--rccl`).
+    #: Also the tuner plugin (`--tuner`) and ROCm's release (`--rccl`).
     settings: Settings = field(default_factory=dict)
     calls: dict[LoggedCall, None] = field(default_factory=dict)
-    #: Cost tables, one for each communicator that logged one.
     costs: list[dict[Cell, CostLine]] = field(default_factory=list)
-    #: Those of the block of the cost table that is being read.
     _algorithms: list[Algorithm | None] = field(default_factory=list)
 
     def note(self, line: str) -> None:
-        """Take one line in; any line that is not NCCL's says nothing."""
+        """Take in one line; others than NCCL's say nothing."""
         self.calls.update(dict.fromkeys(logged_calls([line])))
         _, mark, text = line.partition("NCCL INFO")
         if mark and "|" in text:
@@ -488,9 +456,9 @@ class NcclLog:
     def choices(
         self, collective: Collective, num_ranks: int | None
     ) -> tuple[dict[int, Choice], list[int]]:
-        """Choice by size in bytes (whole buffer), and the sizes whose lines disagree.
+        """Choice by bytes of the whole buffer, and the sizes whose lines disagree.
 
-        Lines in bytes per rank are left out when the number of ranks is not known.
+        Lines in bytes per rank count only where the number of ranks is known.
         """
         by_size = defaultdict[int, set[Choice | None]](set)
         for call in self.calls:
@@ -501,7 +469,7 @@ class NcclLog:
         return agreed, sorted(by_size.keys() - agreed.keys())
 
     def cost_table(self) -> Mapping[Cell, CostLine] | None:
-        """The table that all communicators logged; None without one, or if they differ."""
+        """The table that all communicators logged; None if none did or they differ."""
         tables = [table for table in self.costs if table]
         return tables[0] if tables and tables == tables[:1] * len(tables) else None
 
@@ -520,7 +488,7 @@ class NcclLog:
 
 
 def cost_rows(table: Mapping[Cell, CostLine], known: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of the `costs` table, as NCCL prints it; the group's columns come from `known`."""
+    """Rows of `costs`, rounded as NCCL prints; the group's columns come from `known`."""
     shared = {name: known[name] for name in COSTS.names if name in known}
     return [
         {
@@ -538,6 +506,6 @@ def cost_rows(table: Mapping[Cell, CostLine], known: Mapping[str, Any]) -> list[
 def write_costs(
     out: Path, table: Mapping[Cell, CostLine], known: Mapping[str, Any], *, program: str
 ) -> list[Path]:
-    """Write a group's cost table as parts of a data set; returns their paths."""
+    """Write a group's cost table; returns the parts."""
     rows = pa.Table.from_pylist(cost_rows(table, known), schema=COSTS)
     return write_part(out, rows, kind="costs", provenance=program_record(program))

@@ -1,14 +1,11 @@
-"""Reads what nccl-tests writes, text or JSON: rows, and what is said around them.
+"""Reads what nccl-tests writes, text or JSON: rows, and the facts around them.
 
     size count type [redop] [root] | time algbw busbw [#wrong] [4 of -I] | the same in place | [-S]
 
-**A run** is what one benchmark prints: header, ranks, NCCL's log, rows, tail or failure. It begins
-with a command, with NCCL's log behind an end, or with a line of a header behind rows or an end, and
-ends where the next begins. In force for it is what the shell shows until its first line; what its
-header and NCCL's log say of it comes on top. The columns of a row are those of the header above
-it, and its numbers must fit each other. A line that was meant as a row and cannot be read as one is
-reported and nothing of it is taken: half a row joined with half of another would be a measurement
-that nobody made.
+**A run** is what one benchmark prints. It begins with a command, with NCCL's log behind an end,
+or with a header line behind rows or an end. For it holds what the shell shows before its first
+line, and what its header and NCCL's log say. A line meant as a row that cannot be read is
+reported and dropped whole: two torn halves would make a measurement that nobody took.
 """
 
 import json
@@ -42,12 +39,10 @@ from dynamiccl.nccl import NcclVersion
 from dynamiccl.simulator.toml_table import first_problem
 from dynamiccl.sizes import MAX_SIZE_BITS
 
-#: One half of a line, by columns of the schema.
 Row = dict[str, Any]
-#: The key of a row's run, by its number in the output.
 RUN: Final = "run_number"
 
-#: The columns' names in nccl-tests since 2019. `error` is the largest deviation, no count.
+#: Columns since 2019. `error` is the largest deviation, no count.
 _COLUMNS: Final = {
     "size": "size_bytes",
     "type": "datatype",
@@ -61,46 +56,42 @@ _COLUMNS: Final = {
     "i_p99": "time_p99_us",
     "i_cv%": "time_cv_percent",
 }
-#: Columns that every row has, and those that -I adds.
 ROW: Final = (
     *(RUN, "source_line", "size_bytes", "datatype", "reduction_op", "root", "in_place"),
     *("time_us", "algbw_gbytes_per_s", "busbw_gbytes_per_s", "wrong_values"),
 )
 PER_ITERATION: Final = ("time_min_us", "time_max_us", "time_p99_us", "time_cv_percent")
-#: What our own program (beside.py) adds to each half, by columns of the schema.
 BESIDE: Final = " ".join(BESIDE_COLUMNS)
-#: The column names that we know: of the call, of one half or two (-I adds four), and of -S.
+#: Column names of the call, of one or two halves (-I adds four), and of -S.
 _HEADER: Final = re.compile(
     r"(size(?: count| type| redop| root)*)"
     r"((?: time algbw busbw(?: error| #wrong)?(?: i_min i_max i_p99 i_cv%)?"
     rf"(?: {BESIDE})?){{1,2}})( timestamp)?"
 )
-#: How a row begins, also where it is glued to another program's line, and how its rest does.
+#: How a row begins, also glued to another program's line, and how its rest does.
 _TYPE: Final = r"(?:u?int(?:8|32|64)|char|int|half|float|double|bfloat16|fp?8_?e\dm\d)"
 MEANT_AS_ROW: Final = re.compile(
     rf"(?:^|\s)(?:[\d_]+\s+[\d_]+\s+{_TYPE}(?=\s|$)"
     rf"|{_TYPE}\s+(?:\w+\s+-?\d+\s+[\d.]|(?:[a-z]+\s+)?(?:-?\d+\s+)?[\d.]+(?=\s|$)))"
 )
 _NUMBER: Final = r"[-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf)"
-#: A piece of a row, under column names: its first columns, or its last.
 _PIECE: Final = re.compile(rf"\s*(?:\d+\s+\d+(?=\s|$)|{_NUMBER}(?:\s+{_NUMBER})+$)")
 _RANK: Final = re.compile(
     r"#?\s*Rank\s+(\d{1,7})(?:\s+Group\s+(\d{1,7}))?(?:\s+Pid\s+\d{1,9})?\s+on\s+(\S+)"
     r"\s+device\s+(\d{1,4})\s+\[([^\]]*)\]\s*(.*\S)?"
 )
-#: Of a header: options that make another measurement of it, and the first size.
+#: Of a header: options that change what is measured, and the first size.
 _OPTION: Final = re.compile(r"\b(agg iters: |graph: |unalign: |minBytes )(\d{1,18})\b")
 _LIBRARY: Final = re.compile(r"nccl-tests version (\S+)(?:.*nccl-library=(\d{4,6}))?")
 _MIN_BYTES: Final = re.compile(r"\s(?:-b|--minbytes)[ =]?(\d{1,12}[KMGkmg]?)(?=\s|$)")
 _PLACES: Final = re.compile(r"(?i)\b(in|out[-_ ]of)[-_ ]place")
 _OUT_OF_BOUNDS: Final = re.compile(r"Out of bounds values\s*: (\d{1,18})")
-#: Lines that begin a run, as column names and `# Rank` do.
 _BEGINS: Final = ("nccl-tests version", "Collective test starting", " minBytes ", "# Using devices")
-#: What a shell or the loader says of a program that did not run: no failure of its config.
+#: The program did not run: no failure of its config.
 _NO_START: Final = re.compile(
     r"_perf: (?:error while loading|command not found|No such file|Permission denied)"
 )
-#: What ends a run without a tail, and what tells why before its end; other warnings do not.
+#: What ends a run without a tail; what `_WARNED` finds only tells why.
 _FAILED: Final = re.compile(
     rf"{_NO_START.pattern}|Test (?:NCCL |CUDA )?failure|Segmentation fault|Bus error|Killed"
     r"|Terminated|Aborted|Exited with exit code|exited on signal|CANCELLED AT|mpirun noticed that"
@@ -111,7 +102,7 @@ _TAIL: Final = re.compile(r"Out of bounds|Avg bus bandwidth|Collective test conc
 
 
 class Rejected(NamedTuple):
-    """One line that looked like a measurement and could not be taken."""
+    """A line that looked like a measurement and could not be taken."""
 
     path: str
     line: int
@@ -119,66 +110,52 @@ class Rejected(NamedTuple):
     excerpt: str
 
     def __str__(self) -> str:
-        """`file:line: reason: 'text'`, as compilers print it."""
         return f"{self.path}:{self.line}: {self.reason}: {self.excerpt!r}"
 
 
 @dataclass(slots=True)
 class FileReport:
-    """What became of one file's rows; filled while it is read."""
+    """What became of one file's rows."""
 
     path: str
     format: str
-    #: Complete rows found, dropped ones and duplicates included. A torn line is not a row.
+    #: Complete rows, dropped ones and duplicates included.
     rows_read: int = 0
     measurements_written: int = 0
-    #: Rows read and left out on purpose, by reason (`size 0`).
     dropped: dict[str, int] = field(default_factory=dict)
-    #: Measurements that had been read before (printed twice).
+    #: Measurements printed twice.
     duplicates: int = 0
-    #: Rejected lines, and the first five of them: a file of noise would fill memory with all.
+    #: Only the first five are kept: a file of noise would fill memory.
     num_rejected: int = 0
     rejected: list[Rejected] = field(default_factory=list)
-    #: What the reader of the summary should know: conflicts, inferences, failed checks.
     remarks: list[str] = field(default_factory=list)
-    #: Rows of parts that an earlier import had written.
     already_there: int = 0
-    #: Why the file gave nothing, when it gave nothing.
     failure: DataError | None = None
     parts: list[str] = field(default_factory=list)
-    #: Cells of NCCL's cost model that a log told.
     costs: int = 0
 
     def reject(self, line: int, reason: str, text: str) -> None:
-        """Count a line as rejected; the first ones are kept."""
+        """Count a rejected line."""
         self.num_rejected += 1
         if len(self.rejected) < 5:
             self.rejected.append(Rejected(self.path, line, reason, text.strip()[:160]))
 
     def drop(self, reason: str, count: int = 1) -> None:
-        """Count rows that are left out on purpose."""
+        """Count rows left out on purpose."""
         self.dropped[reason] = self.dropped.get(reason, 0) + count
 
     def remark(self, text: str) -> None:
-        """Note something, once."""
+        """Note something once."""
         if text not in self.remarks:
             self.remarks.append(text)
 
 
-# --- Rows ---
-
-
-#: Columns before a row's first half; whether each half is in place (None = not told), its columns.
+#: Columns before the first half; of each half whether it is in place (None: not told) and columns.
 Layout = tuple[tuple[str, ...], tuple[tuple[bool | None, tuple[str, ...]], ...]]
 
 
 def layouts_of_header(line: str, *, in_place_first: bool = False) -> dict[int, Layout] | None:
-    """Layouts by number of tokens for a line of column names, or None when it is not one.
-
-    AlltoAll has a `redop` column and nothing in it, so its rows are one token shorter. Of columns
-    that are not known (`cputime` of -C, which is the cost of the launch; the milliseconds of 2018)
-    there is no layout.
-    """
+    """Layouts by number of tokens, as AlltoAll leaves `redop` blank; {} for columns of -C."""
     names = line.lstrip("# \t").split()
     if names[:1] not in (["size"], ["bytes"]) or "algbw" not in names:
         return None
@@ -192,7 +169,7 @@ def layouts_of_header(line: str, *, in_place_first: bool = False) -> dict[int, L
     order = (in_place_first, not in_place_first)
     halves = tuple(zip(order if len(parts) == 2 else (None,), parts, strict=True))
     blank = tuple(name for name in leading if name != "reduction_op")
-    # A time stamp at the end is two tokens.
+    # A time stamp is two tokens.
     width = sum(map(len, parts)) + (2 if known[3] else 0)
     return {width + len(before): (before, halves) for before in (blank, leading)}
 
@@ -227,7 +204,6 @@ def read_row(layout: Layout, tokens: Sequence[str], run: int, line: int) -> list
         wrong = _wrong(half[3]) if "wrong_values" in names else None
         told = (run, line, size, datatype, redop, root, in_place, time_us, algbw, busbw, wrong)
         row: Row = dict(zip(ROW, told, strict=True))
-        # Behind time, bandwidths and, where there is one, the column of wrong values.
         first = 4 if names[3:4] in (("wrong_values",), ("error",)) else 3
         more = map(float, half[first:])
         row |= zip(names[first:], (x if math.isfinite(x) else None for x in more), strict=True)
@@ -236,7 +212,7 @@ def read_row(layout: Layout, tokens: Sequence[str], run: int, line: int) -> list
 
 
 def _wrong(token: str) -> int | None:
-    """A count, printed with %g: `12`, `2e+06`; N/A where nothing was checked."""
+    """A count printed with %g (`2e+06`); N/A where nothing was checked."""
     wrong = 0.0 if token == "N/A" else float(token)
     if wrong < 0 or not wrong.is_integer():
         raise ValueError(f"{token} wrong values")
@@ -244,12 +220,10 @@ def _wrong(token: str) -> int | None:
 
 
 def plausible(size: int, time_us: float, algbw: float, busbw: float) -> bool:
-    """Whether size, time and bandwidths are consistent within their printed digits.
+    """Whether size, time and bandwidths agree within their printed digits; torn rows do not.
 
-    A row that was torn and joined again has the right number of columns and the wrong numbers in
-    them. Bus bandwidth is below twice the algorithm bandwidth for every collective. Bandwidth has
-    two decimals (none from 10^4 on, one digit from 10^5 on), time at least two decimals below 100;
-    five per cent on top of the rounding.
+    busbw is below twice algbw. Bandwidth has two decimals (none from 10^4 on, one digit from 10^5
+    on), time at least two below 100; 5 % on top.
     """
     if not (time_us > 0.0 and algbw >= 0.0 and busbw >= 0.0 and math.isfinite(time_us)):
         return False
@@ -257,9 +231,6 @@ def plausible(size: int, time_us: float, algbw: float, busbw: float) -> bool:
     share = 0.05 if algbw < 1e5 else 0.5
     is_near = abs(expected - algbw) <= 0.006 + share * expected + expected * 0.006 / time_us
     return is_near and busbw <= 2.0 * algbw * (1.0 + share) + 0.02
-
-
-# --- Runs ---
 
 
 class RankLine(NamedTuple):
@@ -275,7 +246,7 @@ class RankLine(NamedTuple):
 
 
 def rank_lines(lines: Iterable[str]) -> Iterator[RankLine]:
-    """The ranks listed in an output, with or without rows after them."""
+    """The ranks listed in an output."""
     for line in lines:
         if "Rank" in line and (match := _RANK.match(line)):
             rank, group, host, device, bus_id, gpu = match.groups(default="")
@@ -283,49 +254,44 @@ def rank_lines(lines: Iterable[str]) -> Iterator[RankLine]:
 
 
 def hosts_of(ranks: Iterable[RankLine]) -> str | None:
-    """The hosts in rank order, as a short host list; None without any."""
+    """A short host list in rank order; None without any."""
     return host_list(line.host for line in sorted(ranks)) or None
 
 
 @dataclass(slots=True)
 class Run:
-    """One run: what its rows are of, and what the lines around them say, as sets.
-
-    One value is a fact, two are a conflict and are reported, none is unknown.
-    """
+    """One run and what the lines around it say, as sets: two values are a conflict."""
 
     number: int
-    #: How often each kind of header line was seen; twice: several processes wrote into each other.
+    #: Header lines by kind; twice: several processes wrote into each other.
     marks: Counter[str] = field(default_factory=Counter)
     rows: int = 0
-    #: Lines that were meant as rows.
     torn: int = 0
     started: bool = False
     ended: bool = False
-    #: The program that it calls itself, and those of the commands that are shown before it.
+    #: What it calls itself, and the programs of the commands shown before it.
     program: str | None = None
     commands: set[str] = field(default_factory=set)
     ranks: list[RankLine] = field(default_factory=list)
     tests_versions: set[str] = field(default_factory=set)
-    #: What the shell had set when it started, and options of its command and header.
+    #: By the shell at its start, and by options of its command and header.
     settings: Settings = field(default_factory=dict)
-    #: Bytes of its first row, by its header, or by `-b` of its command where it died before one;
-    #: None where it never started.
+    #: By its header, or `-b` of its command where it died before one; None: it never started.
     first_size: int | None = None
     nccl: NcclLog = field(default_factory=NcclLog)
     out_of_bounds: int = 0
-    #: Line number and text of what first says that it failed.
+    #: Line number and text of the first sign of failure.
     failure: tuple[int, str] | None = None
 
     @property
     def listed(self) -> int:
-        """Ranks of a list that is whole and of one communicator, else 0."""
+        """Ranks of a whole list of one communicator, else 0."""
         is_whole = {line.rank for line in self.ranks} == {*range(len(self.ranks))}
         return len(self.ranks) if is_whole and len({line.group for line in self.ranks}) < 2 else 0
 
     @property
     def in_force(self) -> Settings:
-        """All that it was told, by whoever says it."""
+        """All its settings, whoever tells them."""
         found = without_usual(self.settings)
         add_settings(found, self.nccl.settings)
         return found
@@ -338,7 +304,7 @@ class Run:
             report.drop("no time" if size_bytes else "size 0")
 
     def note(self, line: str, number: int) -> None:
-        """Take in the facts of a line that is not a row."""
+        """Take in a line that is not a row."""
         if self.failure is None and (_FAILED.search(line) or _WARNED.search(line)):
             self.failure = (number, line.strip())
             if _NO_START.search(line):
@@ -371,13 +337,12 @@ class Run:
 
 
 class TextRuns:
-    """The runs of plain lines, in order of appearance: `rows` yields their rows, fills `runs`."""
+    """The runs of plain lines in order: `rows` yields rows and fills `runs`."""
 
     def __init__(self, report: FileReport) -> None:
         self.runs = [Run(0)]
         self._report = report
         self._shell = Shell()
-        #: Of the rows that may follow; None outside of a table.
         self._layouts: dict[int, Layout] | None = None
         self._in_place_first = False
 
@@ -399,7 +364,6 @@ class TextRuns:
         self._started()
 
     def _other(self, text: str, number: int) -> Iterator[list[Row]]:
-        """A row behind a prefix, a line that was meant as a row, or one that is none."""
         tokens, is_meant = text.split(), MEANT_AS_ROW.search(text) is not None
         layouts = _TODAY if is_meant and self._layouts is None else self._layouts or {}
         layout = layouts.get(len(tokens))
@@ -431,7 +395,6 @@ class TextRuns:
         return halves
 
     def _note(self, text: str, number: int) -> None:
-        """Take in a line that is not a row: it may begin a run, or end one."""
         run = self.runs[-1]
         first = self._in_place_first
         layouts = layouts_of_header(text, in_place_first=first) if "algbw" in text else None
@@ -440,10 +403,8 @@ class TextRuns:
             self._started().ended = True
             self._layouts = None
         elif layouts is not None or mark is not None or _RANK.match(text):
-            # The name of another program.
             is_other = "test starting" in text and run.program not in {None, program_in(text)}
             self._next(if_so=run.rows > 0 or run.ended or is_other)
-            # Of names of columns and of ranks the first two words are alike.
             self._started().marks[mark or " ".join(text.strip("# ").split()[:2])] += 1
             if layouts is not None:
                 self._layouts, self._in_place_first = layouts, False
@@ -460,12 +421,12 @@ class TextRuns:
             self._next(if_so=program is not None and (run.started or run.nccl != NcclLog()))
             told = self._shell.read(text)
             if run.started and not (run.rows or run.ended or program):
-                # Set while it prints: that it was set before is not known.
+                # Set while it prints: whether before, is not known.
                 run.settings |= {k: None for k, v in told.items() if run.settings.get(k) != v}
         self.runs[-1].note(text, number)
 
     def _started(self) -> Run:
-        """The run, which prints from now on at the latest: what the shell has set holds for it."""
+        """The run, which prints from here at the latest: what the shell has set holds for it."""
         run = self.runs[-1]
         if not run.started:
             run.started, run.settings = True, self._shell.start()
@@ -478,10 +439,6 @@ class TextRuns:
             self.runs.append(Run(len(self.runs)))
 
 
-# --- JSON ---
-
-
-#: None for what nccl-tests writes in place of a number that is none.
 _FINITE: Final = BeforeValidator(
     lambda told: None if str(told).lstrip("-") in {"nan", "inf", "N/A"} else told
 )
@@ -489,8 +446,6 @@ _Number = Annotated[float | None, _FINITE]
 
 
 class _Half(BaseModel):
-    """A half of a result and what -I adds to it, by columns of the schema."""
-
     time_us: _Number = Field(default=None, alias="time")
     algbw_gbytes_per_s: _Number = Field(default=None, alias="alg_bw")
     busbw_gbytes_per_s: _Number = Field(default=None, alias="bus_bw")
@@ -501,7 +456,6 @@ class _Half(BaseModel):
     time_cv_percent: _Number = Field(default=None, alias="cv_pct")
     iteration_times_us: list[_Number] | None = Field(default=None, alias="times_us")
     process_times_us: list[list[_Number]] = Field(default=[], alias="per_process_max_times_us")
-    #: Of -C, in place of a time: the cost of the launch, which is not the time of the call.
     cpu_time: None = Field(default=None, exclude=True)
 
 
@@ -536,14 +490,9 @@ class _Document(BaseModel):
 
 
 def read_json(path: Path, report: FileReport) -> tuple[list[Row], Run]:
-    """The rows of nccl-tests' JSON output (`-J`, since 2.17.3), versions 1 to 3, and their run.
+    """The rows of JSON output (`-J`, by `src/util.cu` 2.17.3 to 2.19.6), and their run.
 
-    Written after the format in nccl-tests' sources (`src/util.cu`, 2.17.3 to 2.19.6): booleans are
-    the strings "true" and "false", a number that is not one is "nan", and a crash leaves the text
-    cut off.
-
-    Raises CorruptFile with the place when the text is cut off or no JSON, and OutputError when it
-    is another kind of JSON or a version that is not known.
+    Raises CorruptFile for text that a crash cut off, and OutputError for other JSON or versions.
     """
     try:
         with opened(path) as file:
@@ -573,19 +522,18 @@ def read_json(path: Path, report: FileReport) -> tuple[list[Row], Run]:
 
 
 def _json_run(document: _Document) -> Run:
-    """What the document says of its run."""
     run, config, shell = Run(0), document.config, Shell()
     run.program = program_in(" ".join(document.args[:1]))
     shell.read(" ".join(document.args))
     options = config.model_dump(include={"agg_iters", "graph", "unalign", "blocking"})
     run.settings = {f"--{name}": str(int(value)) for name, value in options.items()}
-    # `env` is the whole environment of whoever ran it: only settings are kept.
+    # `env` is a user's whole environment: only settings are kept.
     run.settings |= shell.start() | kept(item.partition("=")[::2] for item in document.env)
     told = "Rank {rank} Group {group} on {hostname} device {device} [{device_hex}] {device_info}"
     devices = (defaultdict(str, {"group": "0", **each}) for each in filter(None, config.devices))
     run.ranks = [*rank_lines(map(told.format_map, devices))]
     if len(run.ranks) == 1:
-        # Without MPI only rank 0 is listed; the process drives consecutive devices of its host.
+        # Without MPI only rank 0 is listed; its process drives consecutive devices.
         only, count = run.ranks[0], config.nthreads * config.ngpus
         run.ranks = [only._replace(rank=i, device=only.device + i) for i in range(count)]
     with suppress(UnknownName):
@@ -609,7 +557,6 @@ def _json_halves(result: _Result) -> list[Row]:
         row: Row = {RUN: 0, "source_line": None, "in_place": in_place}
         row |= {**result.model_dump(), **half.model_dump()}
         known = [[time for time in times if time is not None] for times in half.process_times_us]
-        # The mean time of each process over its iterations.
         row["process_times_us"] = [mean(times) if times else None for times in known] or None
         rows.append(row)
     return rows

@@ -1,10 +1,8 @@
-"""Traces that a job left: those of PyTorch's profiler (Kineto), and dumps of NCCL's Inspector.
+"""Traces of a job: those of PyTorch's profiler (Kineto), and dumps of NCCL's Inspector.
 
-Those of all ranks of a job become the tables `calls` and `steps`. A communication kernel of a
-Kineto trace tells channels (blocks of its grid), threads and time. What it sent stands in its own
-arguments or in those of the operation `record_param_comms` or, in older traces, of the annotation
-`nccl:all_reduce` in which, on the same thread, its launch lies. What ran no kernel (a copy engine,
-another backend) is no call here.
+A communication kernel tells channels (blocks of its grid), threads and time. What it sent is in its
+own arguments, those of the operation `record_param_comms` or, in older traces, of the annotation
+`nccl:..` around its launch. What ran no kernel (a copy engine, another backend) is no call here.
 """
 
 import json
@@ -33,38 +31,32 @@ from dynamiccl.nccl import Algorithm, Collective, Protocol
 
 _Row = dict[str, Any]
 _Rows = list[_Row]
-#: A trace is recognised by so many characters, and one of PyTorch's decoded in slices of so many.
+#: Characters that tell the kind of a trace, and of a slice in which one of PyTorch's is decoded.
 BEGINNING: Final = 1 << 16
 _SLICE: Final = 1 << 22
-#: What the beginning of a trace of each kind holds.
 SIGNS: Final = {
     CallSource.KINETO: r'(?s)\A\s*\{.*(?:"traceEvents"|"schemaVersion"\s*:\s*\d+.*"deviceProp)',
     CallSource.INSPECTOR: r'(?s)\A\s*\{.*"(?:coll_perf|p2p_perf|dump_stats|proxy_trace)"\s*:',
 }
 
-#: From NCCL 2.19 `ncclDevKernel_AllReduce_Sum_f32_RING_LL`, before `ncclKernel_AllReduce_..`; on
-#: symmetric memory 2.27 `ncclSymDevKernel_`, 2.28 on `ncclSymkDevKernel_`
-#: (src/device/symmetric/generate.py), which NCCL takes before it asks a tuner.
+#: 2.19 on `ncclDevKernel_AllReduce_Sum_f32_RING_LL`, before `ncclKernel_..`. Symmetric memory asks
+#: no tuner: 2.27 `ncclSymDevKernel_`, 2.28 on `ncclSymkDevKernel_` (symmetric/generate.py).
 _NCCL: Final = re.compile(r"\bnccl(Symk?)?(?:Dev)?Kernel(?:Debug)?_([A-Za-z]+)(.*Symm)?")
-#: Kernels of vLLM and SGLang (csrc/custom_all_reduce.cuh, csrc/quickreduce), TensorRT-LLM and
-#: FlashInfer (customAllReduceKernels.cu, allReduceFusionKernels), PyTorch (intra_node_comm.cu,
-#: symm_mem/CUDASymmetricMemoryOps.cu), MSCCL++ (src/ext/collectives), DeepEP and NVSHMEM.
+#: vLLM, SGLang (custom_all_reduce.cuh, quickreduce), TensorRT-LLM, FlashInfer (allReduceFusion..),
+#: PyTorch (intra_node_comm.cu, CUDASymmetricMemoryOps.cu), MSCCL++ (src/ext), DeepEP, NVSHMEM.
 _OTHERS: Final = re.compile(
     r".*?(?:all_?(reduce|gather)|device_(reduce))|.*(?:mscclpp|deep_ep|nvshmem)", re.IGNORECASE
 )
-#: CUDA's and HIP's calls that start a kernel.
 _LAUNCHES: Final = r"(?:cuda|cu|hip)(?:Ext)?(?:Module)?(?:Launch|GraphLaunch)"
-#: nccl-tests' element types by those of PyTorch's names that differ (c10/core/ScalarType.h, and the
-#: C++ names of older traces). NCCL has no bool: PyTorch sends bytes (c10d/NCCLUtils.hpp).
+#: PyTorch's types (c10/core/ScalarType.h) -> nccl-tests'; bool is sent as bytes (NCCLUtils.hpp).
 _TYPES: Final = {
     "char": "int8", "signed char": "int8", "int": "int32", "long": "int64", "long int": "int64",
     "byte": "uint8", "unsigned char": "uint8", "bool": "uint8", "float16": "half",
     "float32": "float", "float64": "double", "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2",
 }  # fmt: skip
-#: A pause up to this, us, is between the launches of two kernels, unless a call is as short.
+#: A pause up to this lies between the launches of two kernels, unless a call is as short.
 _PAUSE_US: Final = 20.0
 _BY_WIRE: Final = {each.wire: each for each in Collective}
-#: PyTorch's names without prefix, underscores and variants of the same call.
 _TORCH_NAMES: Final = {
     **{wire.lower(): name for wire, name in _BY_WIRE.items() if wire != "SendRecv"},
     **dict.fromkeys(("send", "recv"), Collective.SendRecv),
@@ -79,7 +71,7 @@ class Traces(NamedTuple):
     calls: pa.Table
     steps: pa.Table
     reports: list[FileReport]
-    #: Why calls have no time of their own -> calls.
+    #: Why calls have no time -> calls.
     untimed: Counter[str]
 
     @property
@@ -89,18 +81,17 @@ class Traces(NamedTuple):
 
 
 def trace_source(path: Path) -> CallSource | None:
-    """The kind of trace that a file is, by its beginning; None for other files."""
+    """The kind of a trace by its beginning; None for other files."""
     with opened(path) as file:
         head = "\n".join(plain_lines(file.read(BEGINNING).splitlines()))
     return next((source for source, sign in SIGNS.items() if re.search(sign, head)), None)
 
 
 def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any) -> Traces:
-    """Read the traces of one job; those of all ranks belong into one call.
+    """Read the traces of all ranks of one job; errors of single traces are in their reports.
 
-    Of directories other files are left alone. `known` holds columns of `calls` that the caller
-    knows; `num_ranks` and `num_nodes` only where traces do not tell. What single traces do wrong
-    stands in their reports. Raises OutputError where none is a trace.
+    `known` are columns of `calls`; `num_ranks` and `num_nodes` count where traces tell none.
+    Raises OutputError where no file is a trace.
     """
     base = {"system": system, "sweep": sweep, "run": sweep, **known}
     named = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in paths]
@@ -123,7 +114,7 @@ def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any)
 
 
 def _read(report: FileReport, num_ranks: int | None) -> tuple[_Rows, _Rows]:
-    """Records as RANK_RECORD that a trace tells, and rows of its steps; none of other files."""
+    """Records as RANK_RECORD, and rows of steps; none of other files."""
     path = Path(report.path)
     try:
         source = trace_source(path)
@@ -146,20 +137,16 @@ def _read(report: FileReport, num_ranks: int | None) -> tuple[_Rows, _Rows]:
 
 
 def _read_inspector(lines: Iterable[str], report: FileReport) -> _Rows:
-    """The records of a dump of NCCL's Inspector, JSON lines of formats 4.0 to 4.3.
+    """The records of a dump of NCCL's Inspector (JSON lines, formats 4.0 to 4.3).
 
-    Of messages between two ranks, which ask no tuner, the number is told. Lines that cannot be are
-    rejected in `report`, by number, and a dump that is cut off is its failure. From 4.0 on (NCCL
-    2.28.3) each line has a header and one record; from 4.1 on a line of `dump_stats` comes before
-    the records of a dump; in 4.3 it alone has a header, and exactly as many bare records as it says
-    follow. What a header says never holds beyond its dump.
-
+    From 4.0 on (NCCL 2.28.3) a line has a header and one record; from 4.1 on a line of `dump_stats`
+    precedes a dump; in 4.3 it alone has a header, and as many bare records as it says follow.
     Source: NVIDIA/nccl plugins/profiler/inspector (inspector_json.cc, inspector_json_reader.py).
     """
     found: _Rows = []
     header: object = None
     left = 0
-    # A last dump of nothing ends the one before.
+    # An empty dump ends the last one.
     for line, raw in enumerate(chain(lines, ['{"dump_stats": {}}']), 1):
         if raw.isspace():
             continue
@@ -176,7 +163,6 @@ def _read_inspector(lines: Iterable[str], report: FileReport) -> _Rows:
             counts = ("coll_records", "p2p_records", "proxy_records")
             left = sum(whole(stats.get(name)) or 0 for name in counts)
             continue
-        # A record with a header of its own is none of those that the dump's header is for.
         told = document.get("header", header if left else None)
         left = 0 if "header" in document else max(left - 1, 0)
         if not document.keys() & {"coll_perf", "p2p_perf", "proxy_trace"}:
@@ -189,17 +175,16 @@ def _read_inspector(lines: Iterable[str], report: FileReport) -> _Rows:
 
 
 def _inspected(document: _Row, comm: _Row, line: int, report: FileReport) -> _Rows:
-    """The record of one call, or none, with the reason in `report`."""
     perf = mapping(document.get("coll_perf"))
-    # `Send` and `Recv` are collectives to some releases.
+    # Some releases count `Send` and `Recv` as collectives.
     if "p2p_perf" in document or perf.get("coll") in ("Send", "Recv"):
         report.drop("a message between two ranks")
         return []
     report.rows_read += 1
     rank, num_ranks = whole(comm.get("rank")), whole(comm.get("n_ranks")) or 0
     collective, sequence = _wire(perf.get("coll"), Collective, report), whole(perf.get("coll_sn"))
-    # A record has one rank's count times the element, which of these is a part of NCCL's nBytes
-    # (`inspectorComputeOpBw` in inspector.cc); the whole only where its own bandwidth is of that.
+    # A record has one rank's count times the element, which of these two is a part of nBytes
+    # (`inspectorComputeOpBw`, inspector.cc); the whole only where its own bandwidth is of that.
     told, time_us = whole(perf.get("coll_msg_size_bytes")), number(perf.get("coll_exec_time_us"))
     moved = (number(perf.get("coll_algobw_gbs")) or 0.0) * 1e3 * (time_us or 0.0)
     parts = max(num_ranks, 1) if collective in {"AllGather", "ReduceScatter"} else 1
@@ -237,7 +222,6 @@ def _inspected(document: _Row, comm: _Row, line: int, report: FileReport) -> _Ro
 def _wire(
     value: object, kind: type[Algorithm | Collective | Protocol], report: FileReport
 ) -> str | None:
-    """NCCL's spelling of a name; None when missing or unknown."""
     try:
         return None if value is None else kind.parse(str(value)).wire
     except UnknownName:
@@ -246,11 +230,9 @@ def _wire(
 
 
 def comm_kernel(name: str) -> tuple[Collective | None, bool | None] | None:
-    """A communication kernel's collective, and whether NCCL asks a tuner; None for others.
+    """A communication kernel's collective, and whether NCCL asks a tuner; None for other kernels.
 
-    None inside is what the name does not tell (`Generic` runs any). It never tells algorithm and
-    protocol: NCCL builds one kernel for each collective, type and family (`best_kernel` in
-    src/device/generate.py, NVIDIA/nccl v2.30.7), always called RING_LL or TREE_LL, which runs all.
+    RING_LL or TREE_LL in a name may run any (`best_kernel`, src/device/generate.py, v2.30.7).
     """
     if found := _NCCL.search(name):
         collective = _BY_WIRE.get(found[2])
@@ -267,24 +249,22 @@ class _Span(NamedTuple):
 
     start_us: float
     end_us: float
-    #: Beside the end: moments since 1970 leave a double fewer digits than the trace has.
+    #: Beside the end: moments since 1970 leave a double too few digits.
     duration_us: float
     #: GPU of a kernel, else process and thread.
     where: object
-    #: Of a kernel, what its launch has too.
+    #: Joins a kernel and its launch.
     correlation: int | None
-    #: Empty for kernels that compute and for launches, which are most of all.
+    #: Empty for compute kernels and launches, which are most of all.
     name: str
     arguments: Mapping[str, Any]
 
 
-#: By what `_kind_of` tells.
 _Spans = Mapping[str, list[_Span]]
 
 
 @lru_cache(65_536)
 def _kind_of(category: str, name: str) -> str:
-    """What an event is to us: compute, kernel (of communication), launch, operation, step or ""."""
     if category == "kernel":
         return "compute" if comm_kernel(name) is None else "kernel"
     if category in {"cuda_runtime", "cuda_driver"}:
@@ -297,15 +277,12 @@ def _kind_of(category: str, name: str) -> str:
 
 
 def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tuple[_Rows, _Rows]:
-    """The records of one rank's calls in the order in which they began, and rows of its steps.
-
-    `num_ranks` holds where the trace tells none. Raises CorruptFile where it does not decode.
-    """
+    """One rank's calls, in order of begin, and steps. Raises CorruptFile."""
     spans: dict[str, list[_Span]] = defaultdict(list)
     try:
         head = _decoded(file, lambda event: _keep(event, spans, report))
     except (ValueError, RecursionError) as error:
-        # A slice has other columns than the file, and the same lines.
+        # A slice has other columns than the file, but the same lines.
         why = f"it does not decode: {str(error).partition(' column')[0]}"
         raise CorruptFile(f"{report.path} is damaged, {why}; copy it again") from error
     info = mapping(head.get("distributedInfo"))
@@ -332,7 +309,6 @@ def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tup
         hidden_us, call["compute_ratio"] = beside[kernel.where][kernel.start_us, kernel.end_us]
         call["exposed_us"] = max(kernel.duration_us - hidden_us, 0.0)
         if around and shares[id(around[0])] > 1:
-            # Several kernels of one operation share what it sent: how, nobody tells.
             call["size_bytes"] = call["key"] = None
             report.remark("several kernels of one operation: their sizes are not known")
         calls.append(call | {"rank": rank, "timestamp": round(base_us + kernel.start_us)})
@@ -341,11 +317,9 @@ def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tup
 
 
 def _decoded(file: TextIO, seen: Callable[[Any], None]) -> _Row:
-    """What a trace says beside its events, each of which goes to `seen` once it is decoded.
+    """What a trace says beside its events, which go to `seen` one by one to spare memory.
 
-    The events are never in memory together. What slices do not fit (an event longer than one, a
-    list of events that begins late, damage) is left to one decoder, which says where it failed.
-    Raises ValueError and RecursionError.
+    What fits no slice goes to one decoder, which says where it failed (ValueError, RecursionError).
     """
     decoder, after = json.JSONDecoder(strict=False), re.compile(r"\s*,?\s*")
     rest = more = file.read(_SLICE)
@@ -372,7 +346,6 @@ def _decoded(file: TextIO, seen: Callable[[Any], None]) -> _Row:
 
 
 def _keep(event: object, spans: _Spans, report: FileReport) -> None:
-    """Keep of an event what matters."""
     event = mapping(event)
     name = str(event.get("name", ""))
     kind = _kind_of(str(event.get("cat")), name) if event.get("ph") == "X" else ""
@@ -393,7 +366,7 @@ def _keep(event: object, spans: _Spans, report: FileReport) -> None:
 
 
 def _launched(spans: _Spans) -> dict[int | None, tuple[float, list[_Span]]]:
-    """When each correlation was launched, in which operation and annotation: inner first."""
+    """Each correlation's launch, us, and the operations and annotations around it, inner first."""
     wanted = {k.correlation for k in spans["kernel"]} - {None}
     launches = [each for each in spans["launch"] if each.correlation in wanted]
     inside: dict[object, list[_Span]] = defaultdict(list)
@@ -409,7 +382,6 @@ def _launched(spans: _Spans) -> dict[int | None, tuple[float, list[_Span]]]:
 
 
 def _call(head: _Row, kernel: _Span, spans: list[_Span], num_ranks: int | None) -> _Row:
-    """The record of a communication kernel that `spans` launched, in a trace that says `head`."""
     info = mapping(head.get("distributedInfo"))
     told: _Row = {}
     for each in (*reversed(spans), kernel):
@@ -427,7 +399,7 @@ def _call(head: _Row, kernel: _Span, spans: list[_Span], num_ranks: int | None) 
     world_size = whole(info.get("world_size"))
     lane = members or ("all" if num_ranks and num_ranks == world_size else name)
     labels = filter(None, (name, text(told.get("Process Group Description"))))
-    # Sends and receives count otherwise on either end.
+    # Sends and receives are counted differently at the two ends.
     has_key = name and sequence and ran not in {None, Collective.SendRecv}
     datatype, size_bytes = _message(told, ran, num_ranks)
     gpu = _one_of(head.get("deviceProperties"), "id", kernel.where)
@@ -443,7 +415,7 @@ def _call(head: _Row, kernel: _Span, spans: list[_Span], num_ranks: int | None) 
         "gpu": text(gpu.get("name")),
         "compute_capability": None if major is None else float(f"{major}.{minor or 0}"),
         "collective": None if ran is None else ran.wire,
-        # A list of unequal parts is sent as other collectives: their sizes are not told.
+        # Lists of unequal parts are sent as other collectives, of unknown sizes.
         "size_bytes": size_bytes if asked in {None, ran} else None,
         "datatype": datatype,
         "num_ranks": num_ranks,
@@ -458,11 +430,7 @@ def _call(head: _Row, kernel: _Span, spans: list[_Span], num_ranks: int | None) 
 
 
 def _steps(marks: Sequence[tuple[float, float, int]], spans: _Spans, base_us: float) -> _Rows:
-    """Rows of `steps`: one for each ProfilerStep, else one for the whole trace.
-
-    Kernels count where they ran, not where they were launched: what runs on into the next step is
-    that one's. Without any kernel (the GPU was not traced) only the step's length is known.
-    """
+    """One row for each ProfilerStep, else for the whole trace; kernels count where they ran."""
     compute, kernels = spans["compute"], spans["kernel"]
     ran = [*compute, *kernels]
     if ran and not marks:
@@ -484,11 +452,10 @@ def _compute_beside(
 ) -> dict[tuple[float, float], tuple[float, float]]:
     """Begin and end of each call, us -> its hidden us, and how long compute goes on over its time.
 
-    Compute *waits* for a call where it pauses for a tenth of it, or when the call ends. Calls that
-    follow each other without a pause count together: from the begin of the first until compute
-    waits, or the next such calls begin, over the time in which any of them runs. The last ones of a
-    step (`ends_us`) have the compute beside them alone, since what waits for them leaves no trace.
-    Of a call that compute waits for it is the hidden share at most.
+    Compute *waits* for a call where it pauses for a tenth of it, or when the call ends: the ratio
+    is then the hidden share at most. Calls without a pause between them count together, until
+    compute waits or the next begin. Behind the last of a step (`ends_us`) nothing shows a wait, so
+    the compute beside them counts.
     """
     ordered = np.array(sorted(span[:2] for span in compute)).reshape(-1, 2)
     begins = np.append(-math.inf, np.maximum.accumulate(ordered[:, 1]))
@@ -526,13 +493,12 @@ def _compute_beside(
 
 
 def _running(spans: Sequence[_Span]) -> Callable[[float], float]:
-    """A function of a moment, in us: for how many before it at least one of the spans ran."""
+    """A function of a moment, us: how long before it at least one span ran."""
     pairs = np.array(sorted(span[:2] for span in spans) or [(0.0, 0.0)])
     starts, ends = pairs[:, 0], np.maximum.accumulate(pairs[:, 1])
     is_first = np.append(True, starts[1:] > ends[:-1])
     starts, ends = starts[is_first], ends[np.append(is_first[1:], True)]
     bounds = np.column_stack([starts, ends]).ravel()
-    # Between the bounds of one stretch in proportion.
     before = np.repeat(np.append(0.0, np.cumsum(ends - starts)), 2)[1:-1]
     return lambda moment_us: float(np.interp(moment_us, bounds, before))
 
@@ -540,16 +506,12 @@ def _running(spans: Sequence[_Span]) -> Callable[[float], float]:
 def _message(
     told: Mapping[str, Any], ran: Collective | None, num_ranks: int | None
 ) -> tuple[str | None, int | None]:
-    """Element type by nccl-tests' name, and NCCL's nBytes; None where not known.
-
-    nBytes is the larger of both buffers: the whole output of AllGather, the whole input of
-    ReduceScatter (`ncclInfoSetDerived` in src/include/info.h, NVIDIA/nccl v2.19).
-    """
+    """Element type as in nccl-tests, and nBytes, the larger buffer (src/include/info.h, v2.19)."""
     name, sent = told.get("dtype"), whole(told.get("In msg nelems"))
     received = whole(told.get("Out msg nelems"))
     shapes, types = told.get("Input Dims"), told.get("Input type")
     if "In msg nelems" not in told and isinstance(types, list) and len(types) == 1:
-        # An annotation lists the shapes of the input, one rank's part.
+        # An annotation lists the input's shapes, one rank's part.
         try:
             name, sent = types[0], whole(sum(math.prod(shape) for shape in shapes or []))
         except (TypeError, OverflowError, MemoryError):
@@ -563,36 +525,35 @@ def _message(
 
 
 def _ranks(value: object) -> tuple[int, ...] | None:
-    """`[0, 1]`, as a list or as text; None where it is shortened (`[0, 1, ..., 63]`) or empty."""
+    """`[0, 1]`, as list or text; None where shortened (`[0, 1, ..., 63]`) or empty."""
     told = str(value).strip("[]()")
     is_whole = re.fullmatch(r"\d{1,9}(?:, ?\d{1,9})*", told)
     return tuple(map(int, told.split(","))) if is_whole else None
 
 
 def _one_of(objects: object, name: str, value: object) -> _Row:
-    """The object of a list whose `name` is `value`; an empty one without."""
     listed = map(mapping, objects if isinstance(objects, list) else [])
     return next((each for each in listed if each.get(name) == value), {})
 
 
 def whole(value: object) -> int | None:
-    """A JSON value if it is a non-negative integer that a column holds, else None."""
+    """A count that a column holds, else None."""
     return value if type(value) is int and 0 <= value < 1 << 62 else None
 
 
 def number(value: object) -> float | None:
-    """A JSON value if it is a finite number of less than 10^17 (us until year 5138), else None."""
+    """A finite number below 10^17 (us until year 5138), else None."""
     told = value if isinstance(value, int | float) and not isinstance(value, bool) else math.inf
     return float(told) if abs(told) < 1e17 else None
 
 
 def text(value: object) -> str | None:
-    """A JSON value if it is text that says something, else None."""
+    """Text that says something, else None."""
     return value if isinstance(value, str) and value not in {"", "undefined"} else None
 
 
 def mapping(value: object) -> _Row:
-    """A JSON value if it is an object, else an empty one."""
+    """A JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 

@@ -1,10 +1,8 @@
 """NCCL's own choice for a call, from its cost model (`src/graph/tuning.cc`, `src/enqueue.cc`).
 
-A communicator opens channels; a cell has a bandwidth and a latency (`ncclTopoTuneModel`); a call
-takes the cheapest cell. `topoGetAlgoInfo` takes as many channels as the size keeps busy; what a
-tuner asks for replaces that number. `scheduleCollTasksToPlan` then spreads the payload over them in
-cells, so that fewer may carry anything; where the last cell does not fit evenly it is one more than
-asked for.
+A call takes the cheapest cell (`ncclTopoTuneModel`), with as many channels as its size keeps busy
+(`topoGetAlgoInfo`) or as a tuner asks for. `scheduleCollTasksToPlan` spreads the payload in cells,
+so that fewer channels may carry data, or one more where the last cell does not fit evenly.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,10 +60,9 @@ _NO_COLLNET: Final = frozenset({Algorithm.CollNetDirect, Algorithm.CollNetChain}
 _NET_OVERHEAD_US: Final = 1.0
 _NET_OVERHEAD_AMD_US: Final = 2.0
 _SIMPLE_POSTS: Final = 3
-#: PAT: its logarithmic and its linear part.
 _PAT_SHARE: Final = 3.5
 _PAT_RANK_US: Final = 2.8
-#: Share of the ring's bandwidth that LL, LL128 and trees get before their own limits.
+#: Of the ring's bandwidth, before limits of their own.
 _LL_SHARE: Final = 0.5
 _SHARE: Final = 0.92
 _TREE_LL_SHARE: Final = 1.0 / 3.8
@@ -76,15 +73,13 @@ _PAT_OF_TREE: Final = 0.75
 #: Until 2.27: NVLS's algorithm bandwidth over its bus bandwidth.
 _NVLS_RATIO: Final = 5.0 / 6.0
 _NVLS_NET_SHARE: Final = 0.9
-#: LL moves its payload in packets that are flags for the other half, and counts four times.
+#: Half of LL's packets are flags, and NCCL counts it four times.
 _LL_TRAFFIC: Final = 4
 _GRAIN_BYTES: Final = 16
 
 
 @dataclass(frozen=True)
 class _Communicator:
-    """A group of ranks on machines of one kind, in one release."""
-
     release: Release
     machine: Machine
     group: Group
@@ -103,7 +98,6 @@ class _Communicator:
 
     @cached_property
     def column(self) -> int:
-        """Column of the bandwidth tables: 1, 2 or more nodes."""
         return min(self.group.num_nodes, 3) - 1
 
     @cached_property
@@ -114,7 +108,7 @@ class _Communicator:
 
     @cached_property
     def num_channels(self) -> int:
-        """`comm->nChannels`: twice the search's, within bounds (`src/graph/connect.cc`)."""
+        """`comm->nChannels` (`src/graph/connect.cc`)."""
         channels = min(2 * self.graph.channels, MAX_CHANNELS)
         fast = self.graph.ring.intra_gbytes_per_s > 45.0
         if self.generation >= Generation.Hopper and not self.one_node and fast and channels < 16:
@@ -140,7 +134,6 @@ class _Communicator:
 
     @cached_property
     def nvls(self) -> Search | None:
-        """The NVLS graph, where NVLS is set up."""
         enough = self.group.ranks_per_node >= self.release.nvls_min_ranks
         return self.graph.nvls if enough and self.generation >= Generation.Hopper else None
 
@@ -153,7 +146,6 @@ class _Communicator:
         return self.graph.ring if algorithm is Algorithm.Ring else self.graph.tree
 
     def hop_inside(self, algorithm: Algorithm) -> Hop:
-        """The link that a step inside a node crosses."""
         nvlink = self.search(algorithm).intra_path is Path.NVL
         return Hop.NVLINK if nvlink else Hop.PCI
 
@@ -162,7 +154,6 @@ class _Communicator:
 
     @cached_property
     def slow_ring(self) -> bool:
-        """Whether a ring is no faster than PCI, and gets half the threads in Simple."""
         ring = self.graph.ring
         return ring.intra_gbytes_per_s * self.graph.channels <= PCI_GBYTES_PER_S
 
@@ -177,10 +168,7 @@ class CostModel:
         min_channels: int | None = None,
         max_channels: int | None = None,
     ) -> None:
-        """`min_channels` and `max_channels` are what the job's environment sets (NCCL_MIN_CTAS ..).
-
-        Raises UnknownName for a release whose constants nobody has read.
-        """
+        """Channels as by NCCL_MIN_CTAS and NCCL_MAX_CTAS. Raises UnknownName for the release."""
         self.nccl_version = version
         self.machine = machine
         self._release = release_of(version)
@@ -189,11 +177,7 @@ class CostModel:
         self._lines: dict[Group, Mapping[Cell, CostLine]] = {}
 
     def _communicator(self, group: Group) -> _Communicator:
-        """A group as the model sees it.
-
-        Raises UnknownName for a shape that the machine's description lacks, and ValueError for
-        fewer than two ranks, where NCCL has nothing to decide.
-        """
+        """Raises UnknownName for an unknown shape, and ValueError for fewer than two ranks."""
         if group not in self._communicators:
             if group.num_ranks < 2:
                 raise ValueError(f"{group} has one rank: NCCL decides nothing")
@@ -220,14 +204,11 @@ class CostModel:
         return self._lines[group]
 
     def cells(self, group: Group, collective: Collective) -> Sequence[Pair]:
-        """The (algorithm, protocol) pairs that NCCL has, in the order of its cost table."""
+        """The pairs that NCCL has, in the order of its cost table."""
         return [cell[1:] for cell in self.lines(group) if cell[0] is collective]
 
     def line(self, call: Call, algorithm: Algorithm, protocol: Protocol) -> CostLine:
-        """Latency and bandwidth of one cell at the call's size.
-
-        Raises KeyError for a cell that NCCL lacks.
-        """
+        """Latency and bandwidth of one cell at the call's size; KeyError where NCCL lacks it."""
         line = self.lines(call.group)[call.collective, algorithm, protocol]
         if call.collective is not Collective.AllReduce:
             return line
@@ -236,7 +217,7 @@ class CostModel:
         return CostLine(line.latency_us * latency, line.algbw_gbytes_per_s * bandwidth)
 
     def cost_us(self, call: Call, algorithm: Algorithm, protocol: Protocol) -> float:
-        """NCCL's predicted time of one cell, us. Raises KeyError for a cell that it lacks."""
+        """NCCL's predicted time of one cell, us; KeyError where it lacks the cell."""
         line = self.line(call, algorithm, protocol)
         return line.latency_us + call.size_bytes / (1000.0 * line.algbw_gbytes_per_s)
 
@@ -276,16 +257,12 @@ class CostModel:
         low = self._opens[0] if least is None else least
         high = self._opens[1] if most is None else most
         if low is not None and high is not None:
-            # NCCL would let the lower bound win; the last one set is meant here.
+            # NCCL would let the lower bound win; here the last one set does.
             low, high = (min(low, high), high) if least is None else (low, max(low, high))
         return CostModel(self.nccl_version, self.machine, low, high)
 
     def resolve(self, call: Call, config: Config) -> Config:
-        """What runs when `config` is asked for; no knob of the answer is AUTO but the chunk.
-
-        What is AUTO goes to the cheapest cell that is left, ties to the lower index, and channels
-        are those that carry something. Raises KeyError for a cell that NCCL lacks.
-        """
+        """What runs. AUTO takes the cheapest cell, ties the lower index. KeyError: none is left."""
         cells = [
             cell
             for cell in self.cells(call.group, call.collective)
@@ -322,7 +299,6 @@ def _has_ll128(comm: _Communicator, algorithm: Algorithm) -> bool:
 def _corrections(
     comm: _Communicator, algorithm: Algorithm, protocol: Protocol, size: int
 ) -> tuple[float, float]:
-    """Factors of an AllReduce's latency and bandwidth by its size."""
     latency, end = 1.0, 0
     if algorithm is Algorithm.Ring and protocol is Protocol.Simple and not comm.one_node:
         since_ampere = comm.generation >= Generation.Ampere
@@ -356,7 +332,7 @@ def _latency_us(
 
 
 def _between_us(comm: _Communicator, algorithm: Algorithm, protocol: Protocol) -> float:
-    """One hop over the network; where every node has one rank, no other hop hides it."""
+    """One hop over the network; where nodes have one rank, no other hop hides it."""
     alone = comm.group.ranks_per_node == 1
     if alone or algorithm is not Algorithm.NVLSTree:
         hop = HOP_US[Hop.NET][Algorithm.Tree if alone else algorithm][protocol]
@@ -378,7 +354,7 @@ def _ring_us(comm: _Communicator, collective: Collective, protocol: Protocol) ->
     crossed = hop if comm.one_node else Hop.NET
     if comm.graph.ring.same_channels:
         return HOP_US[crossed][Algorithm.Ring][protocol]
-    # NCCL stands in for waiting on chunks with the tree's hop in Simple.
+    # In Simple, NCCL uses the tree's hop for waiting on chunks.
     like = Algorithm.Tree if protocol is Protocol.Simple else Algorithm.Ring
     return _steps(comm, collective) * HOP_US[crossed][like][protocol]
 
@@ -390,13 +366,9 @@ def _overhead_us(comm: _Communicator, protocol: Protocol) -> float:
     return once * (_SIMPLE_POSTS if protocol is Protocol.Simple else 1)
 
 
-# --- Bandwidth ---
-
-
 def _algbw_gbytes_per_s(
     comm: _Communicator, collective: Collective, algorithm: Algorithm, protocol: Protocol
 ) -> float:
-    """Bytes of the whole buffer over time, before corrections by size."""
     bus = _bus(comm, collective, algorithm, protocol)
     if algorithm is not Algorithm.Ring and collective in GATHERS:
         return bus
@@ -409,7 +381,7 @@ def _algbw_gbytes_per_s(
 
 
 def _steps(comm: _Communicator, collective: Collective) -> int:
-    """Steps of a ring: what each link carries, in shares of one rank."""
+    """What each link of a ring carries, in shares of one rank."""
     if collective is Collective.AllReduce:
         return 2 * (comm.group.num_ranks - 1)
     return comm.group.num_ranks - 1 if collective in GATHERS else comm.group.num_ranks
@@ -488,11 +460,7 @@ def _nvls_intra(comm: _Communicator, collective: Collective) -> float:
     return intra * (ranks - 1) / ranks
 
 
-# --- Channels ---
-
-
 def _tuned(comm: _Communicator, algorithm: Algorithm, protocol: Protocol, size_bytes: int) -> int:
-    """Channels that NCCL assigns to a size."""
     channels, threads = comm.opened(algorithm), _most_threads(comm, algorithm, protocol)
     if threads == 0 or algorithm in NVLS_KINDS:
         return channels
@@ -515,7 +483,6 @@ def _most_threads(comm: _Communicator, algorithm: Algorithm, protocol: Protocol)
 def _payload(
     comm: _Communicator, collective: Collective, protocol: Protocol, size_bytes: int
 ) -> tuple[int, int]:
-    """One rank's bytes, and the traffic of each."""
     num_bytes, traffic = size_bytes, 1
     if collective is Collective.AllReduce:
         traffic = 2

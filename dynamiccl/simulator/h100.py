@@ -1,16 +1,10 @@
-"""H100 nodes on InfiniBand: NCCL's cost model for them, and measured corrections.
-
-`default_model` is NCCL 2.27's own cost model (default/), the one by which the *default* decides.
-`true_us` is the same model times published factors that were fitted to nccl-tests runs; where
-neither channels nor a chunk are asked for nothing else is added, so the gap between the default and
-the best algorithm and protocol is the gap that those measurements show. ORIGIN.md says where the
-figures come from.
+"""H100 nodes on InfiniBand: NCCL 2.27's cost model, and measured corrections (ORIGIN.md).
 
     time_us = latency_us + bytes / (1000 x algbw_gbytes_per_s)
 
-What a number of channels or a chunk does is *ours and fitted to nothing*, like the noise. Its form
-is AutoCCL's (`physics.saturating`), in channels over their best number: the transfer lasts so many
-times as long as with NCCL's own number, for which everything else is stated.
+`true_us` is `default_model` times published factors fitted to nccl-tests runs, so the gap from
+default to best is measured. The effects of requested channels and chunks (AutoCCL's form, relative
+to NCCL's own number) and the noise are *ours and fitted to nothing*.
 """
 
 import csv
@@ -35,9 +29,7 @@ from dynamiccl.simulator.system import (
     Parts,
 )
 
-#: The release of the published corrections, and so of the default.
 NCCL_VERSION: Final = NcclVersion(2, 27, 5)
-#: Facts of the nodes that the tables describe (DGX H100 class), as measurement columns.
 ENVIRONMENT: Final[Mapping[str, Any]] = {
     "system_description": "simulated: H100 NVSwitch nodes on InfiniBand, NCCL 2.27.5 model "
     "times published correction factors",
@@ -52,42 +44,36 @@ ENVIRONMENT: Final[Mapping[str, Any]] = {
     "nics_per_node": 8,
     "cpu_vendor": "intel",
 }
-#: NVIDIA H100 SXM5 (data sheet): 132 streaming multiprocessors, 3.35 TB/s of HBM3.
+#: NVIDIA H100 SXM5 (data sheet).
 _NUM_SMS: Final = 132
 _MEMORY_GBYTES_PER_S: Final = 3350.0
-#: Bus bandwidth of a ring or tree inside an NVSwitch node (default/).
 _INTRA_BUS_GBYTES_PER_S: Final = 360.0
-#: Of the messages of which bandwidths were measured.
+#: Of the measured bandwidths.
 _LARGE_BYTES: Final = 10**9
-#: 400 Gbit/s.
 NIC_GBYTES_PER_S: Final = 50.0
-#: Share of a line that is payload: LL has 4 bytes of flag for 4 of data, LL128 8 in 128.
+#: LL has 4 bytes of flag for 4 of data, LL128 8 in 128.
 _PAYLOAD: Final[Mapping[Protocol, float]] = {
     Protocol.LL: 0.5,
     Protocol.LL128: 120.0 / 128.0,
     Protocol.Simple: 1.0,
 }
-#: GB/s of a channel of NVLSTree over two nodes, and over more (Hopper), times NCCL's 5/6 from bus
-#: to algorithm bandwidth.
+#: GB/s of a channel over two nodes, and more (Hopper); 5/6 is NCCL's, from bus to algorithm.
 _NVLS_TREE: Final = (57.7 * 5.0 / 6.0, 45.5 * 5.0 / 6.0)
-#: NCCL_BUFFSIZE.
 BUFFER_BYTES: Final = 4 << 20
-#: The effect of a chunk; ours.
 _CHUNKS: Final = physics.ChunkValues(curvature=0.012, largest=0.30, pieces=16)
-#: Response of a protocol to channels (`physics.saturating`): half rise and crowding; ours.
+#: Response to channels (`physics.saturating`): half rise and crowding; ours.
 _RESPONSE: Final[Mapping[Protocol, tuple[float, float]]] = {
     Protocol.LL: (0.12, 0.15),
     Protocol.LL128: (0.15, 0.20),
     Protocol.Simple: (0.20, 0.20),
 }
-#: The best number grows with the square root of the size: one channel for so many bytes.
+#: One channel for so many bytes; the best number grows with the square root of the size.
 _UNIT_BYTES: Final[Mapping[Protocol, int]] = {
     Protocol.LL: 16 << 10,
     Protocol.LL128: 64 << 10,
     Protocol.Simple: 128 << 10,
 }
-#: The best number for large messages as a share of the communicator's channels: between nodes the
-#: network is full before they are all in use, inside one a ring could do with more than NCCL opens.
+#: Share of the opened channels: fewer fill a network, a ring inside a node could use more.
 _LARGEST_SHARE: Final[Mapping[Algorithm, float]] = {
     Algorithm.Tree: 0.60,
     Algorithm.Ring: 0.80,
@@ -96,15 +82,12 @@ _LARGEST_SHARE: Final[Mapping[Algorithm, float]] = {
     Algorithm.NVLSTree: 0.70,
 }
 _ONE_NODE_RING_SHARE: Final = 1.25
-#: A tree is short, so that even small messages gain from a second channel.
+#: A tree is short: even small messages gain from a second channel.
 _TREE_UNIT_SHARE: Final = 0.25
 
 
 class H100System(CostModel):
-    """These nodes as a `System`: NCCL's decisions, and `true_us`. Launch settings change nothing.
-
-    Assembled from published figures, not fitted.
-    """
+    """NCCL's decisions and `true_us`, by published figures. `launch` changes nothing."""
 
     name = "h100-ib"
     environment = ENVIRONMENT
@@ -113,11 +96,10 @@ class H100System(CostModel):
     contention = Contention(_NUM_SMS, _MEMORY_GBYTES_PER_S, 0.35, 0.2, held_us=2400.0)
 
     def __init__(self) -> None:
-        """Decide as NCCL does on these nodes."""
         super().__init__(NCCL_VERSION, find_machine(self.name))
 
     def groups(self) -> Sequence[Group]:
-        """One node of two GPUs up to all, and the shapes of several nodes that were measured."""
+        """Two GPUs to all of one node, and the measured shapes of several nodes."""
         one_node = [Group(1, ranks) for ranks in range(2, GPUS_PER_NODE + 1)]
         return [*one_node, *(Group(n, r) for n in (2, 4, 8, 16, 32) for r in (1, 2, 4, 8))]
 
@@ -126,7 +108,7 @@ class H100System(CostModel):
         return sorted(VALID_PROTOCOLS)
 
     def parts(self, call: Call, config: Config, launch: Launch = UNTOUCHED) -> Parts:  # noqa: ARG002
-        """The tables' line: its latency is fixed, the rest moves bytes over the slowest link."""
+        """Latency is fixed; the rest moves bytes over the slowest link."""
         ran = self.resolve(call, config)
         assert ran.algorithm is not None
         assert ran.protocol is not None
@@ -145,7 +127,7 @@ class H100System(CostModel):
 
 @cache
 def default_model(num_channels: int | None = None) -> CostModel:
-    """What NCCL decides on these nodes; `num_channels` is what a communicator was made with."""
+    """NCCL's decisions; `num_channels` is what a communicator was made with."""
     return CostModel(NCCL_VERSION, find_machine(H100System.name), num_channels, num_channels)
 
 
@@ -157,10 +139,9 @@ def true_us(
     *,
     max_channels: int | None = None,
 ) -> float:
-    """Noise-free time of a call by one (algorithm, protocol) in us: NCCL's model times the factors.
+    """Noise-free us by one (algorithm, protocol); None: NCCL's own. KeyError where NCCL lacks it.
 
-    `num_channels` and `chunk_bytes` are what a tuner asks for, None for NCCL's own; `max_channels`
-    is what the communicator was made with, None for what NCCL opens. KeyError: no such cell.
+    `max_channels` is what the communicator was made with, the rest what a tuner asks for.
     """
     return sum(parts_us(call, cell, num_channels, chunk_bytes, max_channels))
 
@@ -192,14 +173,10 @@ def parts_us(
     return line.latency_us + extra_us, transfer_us
 
 
-# --- Measured corrections ---
-
-
 @cache
 def _points(
     table: str, applies_to: str = "", *, is_log2: bool = False
 ) -> list[tuple[float, float]]:
-    """(index, value) of the rows of a table of corrections, of one collective where named."""
     held = resources.files(__package__).joinpath("h100_corrections.csv")
     rows = csv.DictReader(held.read_text(encoding="utf-8").splitlines())
     return [
@@ -211,7 +188,7 @@ def _points(
 
 
 def _measured_factor(call: Call, algorithm: Algorithm) -> float:
-    """Measured / modelled bandwidth, interpolated linearly between the fitted sizes."""
+    """Measured / modelled bandwidth, linear between the fitted sizes."""
     group = call.group
     if group.num_nodes == 1:
         return _correction(call.collective, group.num_ranks)[0]
@@ -222,18 +199,16 @@ def _measured_factor(call: Call, algorithm: Algorithm) -> float:
     else:
         return 1.0
     log2_per_gpu = math.log2(max(call.size_bytes / group.num_ranks, 1.0))
-    # Beyond the last fitted size the source takes the table's bandwidth as it is.
+    # Beyond the last fitted size the source uses the table's bandwidth as it is.
     return _interpolated(log2_per_gpu, _points(table, is_log2=True), beyond=1.0)
 
 
 @cache
 def _correction(collective: Collective, num_ranks: int) -> tuple[float, float]:
-    """For `num_ranks` GPUs of one node: factor of the bandwidth, and further latency in us.
+    """Bandwidth factor and further latency in us of `num_ranks` GPUs of one node; else (1, 0).
 
-    What was measured (ORIGIN.md) is a bandwidth of 1 GB messages and a latency for 2, 4 and 8 GPUs,
-    linear between these, for whatever NCCL chose. Nothing tells the cells of a collective apart, so
-    all of them get the same factor and extra latency: those that make the chosen cell's line go
-    through the measured points. Where nothing was measured, (1, 0).
+    Bandwidth at 1 GB and latency were measured on 2, 4 and 8 GPUs (ORIGIN.md). Nothing tells cells
+    apart, so that all get what moves the cell of NCCL's choice through these points.
     """
     name = collective.wire.lower()
     algbw, latency = _points("one_node_algbw", name), _points("one_node_latency", name)
@@ -254,7 +229,6 @@ def _correction(collective: Collective, num_ranks: int) -> tuple[float, float]:
 def _interpolated(
     x: float, points: Sequence[tuple[float, float]], *, beyond: float | None = None
 ) -> float:
-    """Linear between (x, y) points in order; before them the first y, after them `beyond`."""
     if beyond is not None and x > points[-1][0]:
         return beyond
     after = bisect(points, x, key=lambda point: point[0])
@@ -264,13 +238,10 @@ def _interpolated(
     return (y1 - y0) / (x1 - x0) * (x - x0) + y0
 
 
-# --- Channels and NICs ---
-
-
 def channel_factor(
     call: Call, cell: Pair, num_channels: int | None, *, max_channels: int | None = None
 ) -> float:
-    """Transfer time / transfer time with NCCL's own number of channels."""
+    """Transfer time over that with NCCL's own number of channels."""
     used = default_model(max_channels).num_channels(call, *cell, num_channels)
     default = default_model().num_channels(call, *cell)
     if used == default:
@@ -283,7 +254,7 @@ def channel_factor(
 
 
 def _best_channels(call: Call, cell: Pair) -> float:
-    """Number of channels with the largest bandwidth, a real number >= 1 (our assumption)."""
+    """Channels with the largest bandwidth, a real number >= 1 (our assumption)."""
     algorithm, protocol = cell
     unit = float(_UNIT_BYTES[protocol])
     if algorithm is Algorithm.Tree:
@@ -299,17 +270,15 @@ def least_transfer_us(call: Call, cell: Pair, num_channels: int) -> float:
     """Minimum us in which this many channels move a call's bytes between nodes.
 
     A channel's ring or tree leaves a node through one NIC (`ncclTopoSearchRecNet`,
-    `src/graph/search.cc`, NCCL 2.29.7), so that one channel has the rate of one, however many there
-    are; as many take part as a node has ranks. An NVLSTree channel has a head on every GPU of the
-    node (`headRank`, `src/graph/connect.cc`), so all NICs; there NCCL's own bound for a channel
-    counts (`perChMaxNVLSTreeBws`, `src/graph/tuning.cc`), which is of a channel of its search.
+    `src/graph/search.cc`, NCCL 2.29.7). An NVLSTree channel has a head on every GPU (`headRank`,
+    `src/graph/connect.cc`): all NICs, and a bound (`perChMaxNVLSTreeBws`, `src/graph/tuning.cc`).
     """
     (algorithm, protocol), group = cell, call.group
     if group.num_nodes == 1:
         return 0.0
     bytes_out = physics.route(group, call.collective, algorithm).wire_between
     if algorithm is Algorithm.Tree and group.num_nodes == 2:
-        # Each is the root of one tree and a leaf of the other: half up and half down.
+        # Each node is the root of one tree and a leaf of the other.
         bytes_out = 1.0
     heads = algorithm is Algorithm.NVLSTree
     nics = group.ranks_per_node if heads else min(num_channels, group.ranks_per_node)

@@ -1,15 +1,10 @@
-"""What NCCL's cost model starts from: the searches on a machine, and the constants of a release.
+"""What NCCL's cost model starts from: searches on a machine, and constants of a release.
 
-A `Machine` is one kind of node with the results of NCCL's searches for the shapes of communicator
-that are known (`Search`), and `Machine.graph` gives those for one shape. NCCL prints the same at
-`NCCL_DEBUG_SUBSYS=GRAPH`: `Pattern 4, crossNic 0, nChannels 12, bw 30.000000/30.000000, type
-NVL/PIX, sameChannels 1` is the ring of eight H100 (`src/graph/search.cc`, ncclTopoPrintGraph).
-Descriptions are TOML files: built-in ones (`machines/`), and the user's.
-
-Constants were read in NVIDIA/nccl at the tags v2.27.3-1, v2.27.5-1, v2.27.7-1, v2.28.3-1,
-v2.28.7-1, v2.28.9-1, v2.29.2-1, v2.29.7-1, v2.30.3-1 and v2.30.7-1: `src/graph/tuning.cc` unless
-another file is named. Latencies are us, bandwidths GB/s (10^9). What did not change since 2.27.3
-stands once, what did is a field of `Release`.
+`NCCL_DEBUG_SUBSYS=GRAPH` prints searches (`src/graph/search.cc`, ncclTopoPrintGraph): `Pattern 4,
+crossNic 0, nChannels 12, bw 30.000000/30.000000, type NVL/PIX, sameChannels 1` is a ring of H100.
+Constants are from `src/graph/tuning.cc` unless another file is named, in NVIDIA/nccl at v2.27.3-1,
+v2.27.5-1, v2.27.7-1, v2.28.3-1, v2.28.7-1, v2.28.9-1, v2.29.2-1, v2.29.7-1, v2.30.3-1 and
+v2.30.7-1. Latencies are us, bandwidths GB/s (10^9).
 """
 
 import tomllib
@@ -30,7 +25,7 @@ _FOLDER: Final = "machines"
 
 
 class Path(IntEnum):
-    """Distance of two devices, near to far (`PATH_*`, `src/graph/topo.h` since 2.27)."""
+    """Distance of two devices (`PATH_*`, `src/graph/topo.h` since 2.27)."""
 
     LOC = 0
     NVL = 1
@@ -53,11 +48,10 @@ class Pattern(StrEnum):
 
 
 class Cpu(StrEnum):
-    """Processors that the model tells apart, as architecture and vendor."""
+    """Processors that the model tells apart."""
 
     INTEL = "x86-intel"
     AMD = "x86-amd"
-    #: Nodes of both vendors.
     MIXED = "x86-mixed"
     ARM = "arm"
 
@@ -68,15 +62,11 @@ class Cpu(StrEnum):
 
 
 class Basis(StrEnum):
-    """The source of a search's numbers."""
+    """The source of numbers: NCCL printed them, its rules, recorded costs, or a guess."""
 
-    #: Printed by NCCL on such a machine.
     READ = "read"
-    #: Follows from NCCL's rules of search and what the machine is.
     DERIVED = "derived"
-    #: The numbers under which recorded costs come out.
     FITTED = "fitted"
-    #: A guess that nothing contradicts.
     ASSUMED = "assumed"
 
 
@@ -85,25 +75,23 @@ _Kind = TypeVar("_Kind", bound=Enum)
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """One search's result (`ncclTopoGraph`), and for which shapes of communicator it holds."""
+    """One search's result (`ncclTopoGraph`), and the shapes it holds for."""
 
     pattern: Pattern
     basis: Basis
-    #: Least and most, both included.
     nodes: tuple[int, int]
     ranks_per_node: tuple[int, int]
     channels: int
-    #: Of one channel, inside a node and between nodes.
+    #: Of one channel.
     intra_gbytes_per_s: float
     inter_gbytes_per_s: float
-    #: The longest path between GPUs, and between a GPU and its network card.
+    #: The longest between GPUs, and between a GPU and its network card.
     intra_path: Path
     inter_path: Path
-    #: Extra latency of the network card.
     inter_latency_us: float = 0.0
     #: Whether all channels visit the GPUs in the same order.
     same_channels: bool = True
-    #: Tree: a plain one (NCCL_TOPO_PATTERN_TREE) and neither split nor balanced.
+    #: Tree: NCCL_TOPO_PATTERN_TREE, neither split nor balanced.
     plain_tree: bool = False
 
     def holds_for(self, group: Group) -> bool:
@@ -125,7 +113,7 @@ class Graph:
 
     @property
     def channels(self) -> int:
-        """Search channels of rings and trees: as many as both found (`src/init.cc`)."""
+        """Channels that ring and tree searches both found (`src/init.cc`)."""
         return min(self.ring.channels, self.tree.channels)
 
 
@@ -138,15 +126,13 @@ class Machine:
     compute_capability: float
     cpu: Cpu
     searches: Sequence[Search]
-    #: Where the description comes from.
     origin: str
-    #: Algorithms that a build or a setting took away.
     without: frozenset[Algorithm] = frozenset()
-    #: The `topology` of recorded decisions that were taken on such a machine.
+    #: The `topology` of decisions recorded on such a machine.
     recorded_as: str = ""
 
     def graph(self, group: Group) -> Graph:
-        """The search results for a shape. Raises UnknownName for a shape not described."""
+        """The search results for a shape. Raises UnknownName for one not described."""
         found = {search.pattern: search for search in self.searches if search.holds_for(group)}
         ring, tree = found.get(Pattern.RING), found.get(Pattern.TREE)
         if ring is None or tree is None:
@@ -172,7 +158,7 @@ def machine_names() -> list[str]:
 
 @cache
 def find_machine(name: str) -> Machine:
-    """The built-in machine of that name. Raises UnknownName with the choices."""
+    """A built-in machine. Raises UnknownName with the choices."""
     if name not in machine_names():
         raise UnknownName("machine", name, machine_names())
     file = resources.files(__package__).joinpath(_FOLDER, f"{name}.toml")
@@ -180,7 +166,7 @@ def find_machine(name: str) -> Machine:
 
 
 def read_machine(path: FilePath) -> Machine:
-    """A machine from a file. Raises CorruptFile where the description is wrong."""
+    """A machine from a file. Raises CorruptFile."""
     return parse_machine(path.stem, path.read_text(encoding="utf-8"))
 
 
@@ -218,14 +204,11 @@ def _search(name: str, fields: dict[str, Any]) -> Search:
 
 
 def _choice(kind: type[_Kind], text: str, name: str) -> _Kind:
-    """By its value; of a path, whose value is a number, by its name."""
+    """By its value; a path by its name."""
     choices = {str(one.name if isinstance(one, Path) else one): one for one in kind}
     if text not in choices:
         raise UnknownName("value", text, choices, where=f"machine {name}")
     return choices[text]
-
-
-# --- Constants of a release ---
 
 
 class Generation(IntEnum):
@@ -244,7 +227,7 @@ class Generation(IntEnum):
 
 
 class Hop(Enum):
-    """The link that a step crosses: NVLink, another link inside a node, or the network."""
+    """The link that a step crosses: NVLink, another one inside a node, or the network."""
 
     NVLINK = "nvlink"
     PCI = "pci"
@@ -256,7 +239,7 @@ def _by_protocol(ll: float, ll128: float, simple: float) -> Mapping[Protocol, fl
 
 
 _NONE: Final = _by_protocol(0.0, 0.0, 0.0)
-#: `baseLatencies`: what a call costs before its first hop.
+#: `baseLatencies`.
 BASE_US: Final[Mapping[Algorithm, Mapping[Protocol, float]]] = {
     Algorithm.Tree: _by_protocol(6.8, 14.0, 8.4),
     Algorithm.Ring: _by_protocol(6.6, 14.0, 8.4),
@@ -287,30 +270,27 @@ HOP_US: Final[Mapping[Hop, Mapping[Algorithm, Mapping[Protocol, float]]]] = {
         Algorithm.PAT: _by_protocol(0.0, 0.0, 14.0),
     },
 }
-#: `llMaxBws`, for 1, 2 and more nodes. On several nodes the row is not the GPU's: 0 for an Intel or
-#: any other CPU, 1 for AMD or a mixture.
+#: `llMaxBws`, for 1, 2 and more nodes. On several the row is the CPU's: 1 for AMD or mixed, else 0.
 LL_MAX: Final[Sequence[Triple]] = (
     (39.0, 39.0, 20.4),
     (87.7, 22.5, 19.0),
     (141.0, 45.0, 35.0),
     (282.0, 90.0, 70.0),
 )
-#: Rows of these tables that no release changed: up to Hopper.
 _RING_LL128: Final[Sequence[Triple]] = ((20.0,) * 3, (20.0,) * 3, (36.7,) * 3)
 _TREE_LL128: Final[Sequence[Triple]] = ((20.0,) * 3, (20.0,) * 3, (36.7, 36.7, 29.0))
 _TREE: Final[Sequence[Triple]] = ((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (38.7, 41.4, 36.0))
 _NVLS_TREE: Final[Sequence[Triple]] = ((26.5, 18.5, 10.0), (24.0, 23.6, 17.8), (0.0, 57.7, 45.5))
-#: `nvlsEfficiency`, by generation (from 2.28 on).
+#: `nvlsEfficiency`, by generation (2.28 on).
 NVLS_EFFICIENCY: Final = (0.0, 0.0, 0.85, 0.74)
-#: Entries of the tree correction (dynamiccl/nccl.py) that NVLSTree uses (2.29.2 on, Blackwell
-#: beside an x86 CPU).
+#: Entries of the tree correction for NVLSTree (2.29.2 on, Blackwell beside an x86 CPU).
 NVLS_TREE_CORRECTED: Final = 24
-#: `PCI_BW` (`src/graph/topo.h`): rings up to this bandwidth run half the threads in Simple.
+#: `PCI_BW` (`src/graph/topo.h`): rings up to it run half the threads in Simple.
 PCI_GBYTES_PER_S: Final = 12.0
-#: `src/include/device.h`: threads of LL and Simple, and of LL128, Tree, PAT and the NVLS kinds.
+#: `src/include/device.h`: of LL and Simple, and of LL128, Tree, PAT and the NVLS kinds.
 THREADS: Final = 512
 MAX_THREADS: Final = 640
-#: `src/include/comm.h`: bytes that each thread should get before there are more of them.
+#: `src/include/comm.h`: bytes for each thread before there are more of them.
 THREAD_BYTES: Final = _by_protocol(8, 8, 64)
 #: `NVLS_NCHANNELS_*` (`src/transport/nvls.cc`): Hopper, Blackwell on one node and on several.
 NVLS_CHANNELS: Final = (16, 24, 32)
@@ -321,26 +301,22 @@ class Release:
     """What differs between releases."""
 
     version: NcclVersion
-    #: `perChMaxRingLL128Bws`, `...TreeLL128Bws`, `...TreeBws` and `...NVLSTreeBws`, by generation:
-    #: largest bandwidth of a channel, for 1, 2 and more nodes. The last is used where NVLS goes by
-    #: efficiency.
+    #: `perChMax..Bws` of a channel, by generation, on 1, 2 and more nodes; the last by efficiency.
     ring_ll128: Sequence[Triple]
     tree_ll128: Sequence[Triple]
     tree: Sequence[Triple]
     nvls_tree: Sequence[Triple]
-    #: NVLSTree's hop over the network.
     nvls_tree_net_us: float
-    #: Longest path between GPU and network card over which LL128 is on from Hopper on.
+    #: Longest path from GPU to network card with LL128, Hopper on.
     ll128_hopper_path: Path
-    #: NVLS by an efficiency for each generation; before it was 5/6 of the bandwidth.
+    #: Before, NVLS was 5/6 of the bandwidth.
     nvls_by_efficiency: bool
-    #: NVLSTree gets the tree correction (Blackwell beside an x86 CPU).
     nvls_tree_corrected: bool
-    #: Least ranks of a node that NVLS is set up for (`src/transport/nvls.cc`).
+    #: Ranks of a node (`src/transport/nvls.cc`).
     nvls_min_ranks: int
-    #: A communicator opens at least as many channels as NVLS has (`src/graph/connect.cc`).
+    #: As many channels as NVLS has are opened at least (`src/graph/connect.cc`).
     channels_reach_nvls: bool
-    #: A channel is used from so many bytes of traffic on (`MinTrafficPerChannel`, enqueue.cc).
+    #: A channel is used from so much on (`MinTrafficPerChannel`, enqueue.cc).
     min_traffic_bytes: int
 
 
@@ -358,7 +334,6 @@ _OLDEST: Final = Release(
     channels_reach_nvls=True,
     min_traffic_bytes=16 << 10,
 )
-#: What each later one changed of the one before.
 _CHANGES: Final[Mapping[tuple[int, int], Mapping[str, Any]]] = {
     (27, 5): {"ll128_hopper_path": Path.PXN},
     (28, 3): {
@@ -388,12 +363,12 @@ def _releases() -> Iterator[Release]:
         yield release
 
 
-#: Oldest first; each holds until the next one of the same minor release.
+#: Oldest first; each holds until the next one of its minor release.
 RELEASES: Final = tuple(_releases())
 
 
 def release_of(version: NcclVersion) -> Release:
-    """The constants of a release. Raises UnknownName for one that has not been read."""
+    """The constants of a release. Raises UnknownName for one that was not read."""
     known = [
         release
         for release in RELEASES

@@ -1,9 +1,7 @@
 """Measurement noise of simulated sweeps: heavy-tailed, with a drift common to a run.
 
-Shapes after published repeats (medians agree to a per cent or two, single launches are slow by a
-multiple, launches of one run are correlated); the strengths are the sweep file's and are not fitted
-to any machine. Every draw is keyed by (seed, run, trial), so neither the order of trials nor a
-resume changes a figure.
+Shaped as published repeats, at the sweep file's strengths. Draws are keyed by (seed, run, trial):
+neither the order of trials nor a resume changes a figure.
 """
 
 import hashlib
@@ -14,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-#: Shape of the Pareto tail: the smaller, the longer; at 2.5 the variance still exists.
+#: Of the Pareto tail; at 2.5 the variance exists.
 _TAIL_SHAPE: Final = 2.5
 
 
@@ -37,7 +35,7 @@ class Noise:
         return factor
 
     def factors(self, run: str, trial_key: str, count: int) -> npt.NDArray[np.float64]:
-        """(count,) factors for communicators that run a trial at once, with a common drift."""
+        """(count,) factors of communicators that run a trial at once."""
         own = _generator(self.seed, run, trial_key, "at once")
         drift = _drift(self.seed, self.drift_sigma, run)
         factors = np.exp(drift + own.normal(0.0, self.sigma, count))

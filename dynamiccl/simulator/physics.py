@@ -12,21 +12,16 @@ With the channels NC, the chunk C, the threads NT and the route of the algorithm
     M      = wire x size / min(beta0, beta1) x gamma x h(C)
     time   = (A^p + M^p)^(1/p)
 
-This is AutoCCL's two-stage model (Xu et al., NSDI 2025, section 3): its latency of each of
-M / (NC x C) serial steps is A, its two saturating bandwidths are beta0 and beta1, its congestion is
-gamma. `p` says how far A and M overlap: 1 = one after the other, large = the longer of the two.
-`g` (threads) and `h` (chunk) are 1 at NCCL's own value and keep literature's shape; they are fitted
-to nothing. All times in us, bandwidths in GB/s.
+AutoCCL's two-stage model (Xu et al., NSDI 2025, section 3): A is its latency of each of
+M / (NC x C) serial steps, beta0 and beta1 its bandwidths, gamma its congestion. A and M overlap by
+`p`: 1 = one after the other, large = the longer of the two. `g` (threads) and `h` (chunk), 1 at
+NCCL's own value, have literature's shape and are fitted to nothing. Times are us, bandwidths GB/s.
 
-Rings are in lock-step: a rank forwards what its neighbour sent in the step before, so every loop
-over the buffers pays all hops again. Trees, NVLS, CollNet, PAT and a ring's Broadcast and Reduce
-are pipelines: the hops are paid once, and each further loop costs a turn. Counts of hops are those
-of NCCL's own latency model (`src/graph/tuning.cc`, v2.30.7-1).
-
-Sizes of chunks are those of NCCL v2.30.7-1 (`src/init.cc`, `src/enqueue.cc`,
-`src/device/prims_simple.h`): a buffer has eight steps; a ring's Simple chunk takes four of them,
-any other one; half of LL's buffer and a sixteenth of LL128's are flags. NVLS takes smaller chunks
-for smaller calls.
+Rings are in lock-step: every loop over the buffers pays all hops. Trees, NVLS, CollNet, PAT and a
+ring's Broadcast and Reduce are pipelines: further loops cost a turn. NCCL v2.30.7-1 has the hops
+(`src/graph/tuning.cc`) and chunks (`src/init.cc`, `src/enqueue.cc`, `src/device/prims_simple.h`):
+of the eight steps of a buffer a ring's Simple chunk takes four, any other one; half of LL's buffer
+and a sixteenth of LL128's are flags. NVLS takes smaller chunks for smaller calls.
 """
 
 import math
@@ -37,19 +32,17 @@ from typing import Final, NamedTuple
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.simulator.system import Group
 
-#: Above this the smaller of the two terms is below a thousandth anyway.
 MAX_OVERLAP: Final = 8.0
 _STEPS: Final = 8
 _RING_STEPS: Final = 4
 _LL_BUFFER_BYTES: Final = 8 * 512 * 8 * 16
 _LL128_BUFFER_BYTES: Final = 120 * 640 * 8 * 8
-#: A Simple chunk of a ring is sent in two slices as soon as each has so many bytes.
+#: A ring's Simple chunk is sent in two slices of at least so many bytes.
 _SLICE_BYTES: Final = 32 << 10
 #: Chunks are multiples of it (`ncclProtoGrainSize`, Simple).
 GRAIN_BYTES: Final = 512
 _NVLS_CHUNK_BYTES: Final = 128 << 10
-#: NVLS halves its chunk down to these while a call has less than so many chunks for each head of
-#: each channel.
+#: With fewer chunks for each head of each channel NVLS halves its chunk, down to these.
 _NVLS_SMALLER: Final = ((64, 64 << 10), (8, 32 << 10), (2, 16 << 10))
 NVLS_KINDS: Final = frozenset({Algorithm.NVLS, Algorithm.NVLSTree})
 _ROOTED: Final = frozenset({Collective.Broadcast, Collective.Reduce})
@@ -61,13 +54,12 @@ _SMALLEST_BEST_BYTES: Final = 64 << 10
 class Route:
     """Hops and bytes of one call of an algorithm."""
 
-    #: Hops one after another inside a node and between nodes, for the first chunk to arrive.
     hops_inside: float
     hops_between: float
     #: Chunks of a channel in one loop: every rank's in a ring, every head's in NVLS.
     width: int
     lock_step: bool
-    #: Bytes on the busiest link inside a node, and out of a node, for each byte of the call.
+    #: On the busiest link, for each byte of the call.
     wire_inside: float
     wire_between: float
 
@@ -149,14 +141,14 @@ def asked_chunk_bytes(largest_bytes: int, chunk_bytes: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CellValues:
-    """Parameters of one (algorithm, protocol); see the module for what they do."""
+    """Parameters of one (algorithm, protocol) in the module's formulas."""
 
     base_us: float
     hop_us: float
     net_hop_us: float
     slice_us: float
     turn_us: float
-    #: Time for each channel of whoever serves them one by one, NCCL's proxy thread for one.
+    #: For each channel, of what serves them one by one, such as NCCL's proxy thread.
     proxy_us: float
     channel_gbytes_per_s: float
     link_share: float
@@ -174,26 +166,26 @@ class LinkValues:
 
     inside_gbytes_per_s: float
     between_gbytes_per_s: float
-    #: A hop inside a node lasts so many times NVLink's (or whatever the default transport is).
+    #: Time of a hop inside a node over that with the default transport.
     hop_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One call as NCCL runs it, as numbers."""
+    """One call as NCCL runs it."""
 
     route: Route
     protocol: Protocol
     size_bytes: int
     num_channels: int
     chunk_bytes: int
-    #: g(NT) and h(C) of the module; 1 = NCCL's own.
+    #: g(NT) and h(C); 1 = NCCL's own.
     thread_factor: float = 1.0
     chunk_factor: float = 1.0
 
 
 class Times(NamedTuple):
-    """The parts of a call's time, us; time = fixed + max(inside, between)."""
+    """Parts of a call's time, us: fixed + max(inside, between)."""
 
     fixed_us: float
     inside_us: float
@@ -259,18 +251,18 @@ def blend(latency_us: float, moving_us: float, overlap: float) -> float:
 
 
 def saturating(x: float, half: float, crowding: float) -> float:
-    """Bandwidth of channels or threads at x times their best number, over that at the best.
+    """Bandwidth at x times the best number of channels or threads, over that at the best.
 
         min(x (1 + half) / (half + x), 1) / (1 + crowding max(0, x - 1))
 
-    Literature's shape (AutoCCL, NSDI 2025, section 3: it rises, saturates and falls).
+    It rises, saturates and falls (AutoCCL, NSDI 2025, section 3).
     """
     return min(x * (1.0 + half) / (half + x), 1.0) / (1.0 + crowding * max(0.0, x - 1.0))
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkValues:
-    """Strength and largest effect of a chunk, and pieces that a rank's share wants to be cut to."""
+    """Strength and largest effect of a chunk, and pieces that a rank's share wants."""
 
     curvature: float
     largest: float
@@ -280,11 +272,9 @@ class ChunkValues:
 def chunk_factor(
     chunks: ChunkValues, rank_bytes: float, default_bytes: int, used_bytes: int
 ) -> float:
-    """Time with a chunk of `used_bytes` / with NCCL's own of `default_bytes`.
+    """Time with a chunk of `used_bytes` over that with NCCL's own.
 
-        q(C / best) / q(default / best)    q(r) = 1 + min(curvature log2(r)^2, largest)
-
-    The shape is literature's, as that of `saturating`; no public sweep varies chunks alone.
+    q(C / best) / q(default / best)    q(r) = 1 + min(curvature log2(r)^2, largest)
     """
     if used_bytes == default_bytes:
         return 1.0

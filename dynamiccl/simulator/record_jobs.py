@@ -1,11 +1,7 @@
 """`dynamiccl-collect jobs`: simulates jobs that explore and records their calls, to train on.
 
-Each job leaves its calls to NCCL but for a share of them, which run a config drawn at random; that
-is held for some calls of the key, since whoever watches a config has to see more than one call.
-
-Calls are recorded as the plugin would, in the `calls` table. Each job is a run of its own, each
-group shape of it a communicator. Nothing of the surroundings is written: a recording does not know
-them either.
+A share of the calls runs a random config, held for some calls of the key: who watches a config has
+to see more than one. Each job is a run, each group shape of it a communicator.
 """
 
 import hashlib
@@ -45,7 +41,7 @@ from dynamiccl.simulator.workloads import (
 from dynamiccl.simulator.world import CallResults, Jobs, World
 
 _ABSTAIN_ACTION: Final = 0
-#: What NCCL runs a channel with; no simulated time depends on it.
+#: As NCCL runs a channel; no simulated time depends on it.
 _WARPS: Final = 16
 _BEGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -56,7 +52,6 @@ class Explorer:
     def __init__(
         self, world: World, num_jobs: int, share: float, hold_calls: float, seed: int
     ) -> None:
-        """Begin with a draw for every job and task key."""
         self._world, self._share, self._hold_calls = world, share, hold_calls
         self._random = np.random.default_rng(seed)
         self._job = np.arange(num_jobs)
@@ -79,14 +74,14 @@ class Explorer:
 
 
 def all_configs(system: System, workload: Workload) -> tuple[Config, ...]:
-    """NCCL's choice, and every algorithm and protocol that any call of the workload has."""
+    """NCCL's choice, and every (algorithm, protocol) of the workload's calls."""
     places = dict.fromkeys((call.group, call.collective) for call in workload.calls)
     cells = {cell for place in places for cell in system.cells(*place)}
     return (ABSTAIN, *(Config(*cell) for cell in sorted(cells)))
 
 
 def check_workload(system: System, workload: Workload) -> None:
-    """Raise UserError for a group or a collective that the system does not have."""
+    """Raise UserError for a group or a collective that the system lacks."""
     shapes = {group: f"{group.num_nodes}x{group.ranks_per_node}" for group in system.groups()}
     names = {collective: collective.wire for collective in system.collectives()}
     for call in workload.calls:
@@ -104,10 +99,7 @@ def check_workload(system: System, workload: Workload) -> None:
 
 
 def write_calls(out: Path, world: World, name: str, ran: Sequence[CallResults]) -> list[Path]:
-    """Write the calls of N jobs, one step after the other, into a store; returns the parts.
-
-    `name` becomes the sweep and, with the job's number, the run.
-    """
+    """Write the calls of N jobs, step by step; `name` is the sweep, and with a number the run."""
     key, action = (np.stack([getattr(each, what) for each in ran]) for what in ("key", "action"))
     size = key.size
     time_us = np.stack([each.measured_us for each in ran]).reshape(size)
@@ -146,7 +138,6 @@ def write_calls(out: Path, world: World, name: str, ran: Sequence[CallResults]) 
 
 
 def _facts(world: World, key: npt.NDArray[np.int64]) -> dict[str, Any]:
-    """Columns of the communicator and the machine."""
     groups = [call.group for call in world.keys]
     by_key: dict[str, list[Any]] = {
         "collective": [call.collective.wire for call in world.keys],
@@ -176,10 +167,7 @@ def record_jobs(
     name: str,
     progress: Callable[[int], None] = lambda _: None,
 ) -> list[Path]:
-    """Simulate jobs and write the `calls` table; returns the parts. `progress` counts steps.
-
-    Raises UserError as `check_workload`.
-    """
+    """Simulate jobs, write `calls` and return the parts. Raises UserError as `check_workload`."""
     check_workload(system, workload)
     world = World(system, workload, all_configs(system, workload), scenario)
     running = world.jobs(jobs, seed)

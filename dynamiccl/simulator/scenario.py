@@ -7,12 +7,9 @@
     dwell_us = [2e6, 5e5, 2e5]
     following = [[0.0, 0.7, 0.3], [0.6, 0.0, 0.4], [0.5, 0.5, 0.0]]
 
-A link's slowdown is a factor of the time that bytes take to move, 1 = it is free; processes on one
-link multiply. A link *plays* N jobs at once: sent the us (N,) that each of them spent, it answers
-with their slowdowns (N,), which it may overwrite later. So dwell times are times and not numbers of
-calls: a job that calls seldom finds the network changed. Times are those of the simulated jobs.
-
-Forms and not measurements: which strengths a scenario has, it says itself, with their origin.
+A link's slowdown is a factor of the time that bytes take to move; processes on one link multiply.
+Sent the us (N,) that each of N jobs spent, a link yields their slowdowns (N,), which it may
+overwrite later. Dwell times are the jobs' time, not calls: the network changes between rare calls.
 """
 
 from collections.abc import Generator
@@ -28,9 +25,8 @@ from dynamiccl.errors import MissingPath, UnknownName
 from dynamiccl.simulator.toml_table import Table, parse_toml
 
 Float64Array = npt.NDArray[np.float64]
-#: Sent the us (N,) that each job spent, yields the slowdown (N,) of each.
 Process = Generator[Float64Array, Float64Array]
-#: A link that others fill to this share leaves a twentieth; more would be an outage.
+#: Leaves a twentieth of a link; more would be an outage.
 MAX_SHARE: Final = 0.95
 _SUFFIX: Final = ".toml"
 _SHIPPED: Final = resources.files("dynamiccl.simulator") / "scenarios"
@@ -42,18 +38,14 @@ _Left = Annotated[float, Field(ge=1 - MAX_SHARE, le=1)]
 
 
 class MarkovLink(Table):
-    """Congestion as a Markov-modulated process: levels that last a while and follow one another.
-
-    A level is left with the probability 1 - exp(-elapsed / dwell). Of `links` independent links
-    the slowest counts, as for a ring that runs over all of them. S states.
-    """
+    """Congestion as a Markov process of S states; the slowest of `links` counts, as for a ring."""
 
     on: Where
     kind: Literal["markov"]
-    #: (S,) factor in each state, and the mean time in it.
+    #: (S,) factor and mean time.
     slowdowns: tuple[Annotated[float, Field(ge=1)], ...]
     dwell_us: tuple[_Positive, ...]
-    #: (S, S) which state comes next; the diagonal is 0.
+    #: (S, S) probability of the next state; the diagonal is 0.
     following: tuple[tuple[float, ...], ...]
     links: int = Field(default=1, ge=1)
 
@@ -93,19 +85,13 @@ class MarkovLink(Table):
 
 
 class BurstsLink(Table):
-    """Cross traffic: somebody else's transfers, exponential pauses and heavy-tailed lengths.
-
-    While one runs it takes a share of the link that is drawn for it, so that ours lasts
-    1 / (1 - share) times as long. Lengths are Pareto's with exponent `tail`.
-    """
+    """Cross traffic: exponential pauses, Pareto lengths; slows ours by 1 / (1 - share)."""
 
     on: Where
     kind: Literal["bursts"]
-    #: Mean pause, and shortest length.
     pause_us: _Positive
     shortest_us: _Positive
     tail: float = Field(gt=1)
-    #: Least and largest.
     share: tuple[_Taken, _Taken]
 
     @model_validator(mode="after")
@@ -129,15 +115,11 @@ class BurstsLink(Table):
 
 
 class TraceLink(Table):
-    """A recorded sequence of available bandwidth, repeated.
-
-    Each job begins at a place of its own, as Pensieve does with its network traces (Mao et al.,
-    SIGCOMM 2017, section 5.1).
-    """
+    """A recorded sequence of bandwidth, repeated (as Pensieve's, SIGCOMM 2017, section 5.1)."""
 
     on: Where
     kind: Literal["trace"]
-    #: Of the bandwidth, what is ours, and how long each lasts.
+    #: Of the bandwidth, what is ours.
     shares: tuple[_Left, ...] = Field(min_length=1)
     interval_us: _Positive
 
@@ -153,44 +135,42 @@ class TraceLink(Table):
 class Jitter(Table):
     """Noise of the log of a call's time: independent per call, and drift."""
 
-    #: Robust standard deviation (1.4826 MAD); the shape is Student's t with 3 degrees of freedom.
+    #: Robust standard deviation (1.4826 MAD) of Student's t with 3 degrees of freedom.
     sigma: float = Field(default=0.03, ge=0, le=1)
-    #: Standard deviation of an autoregressive part, and how long it remembers.
+    #: Standard deviation of an autoregressive part, and its memory.
     drift_sigma: float = Field(default=0.01, ge=0, le=1)
     drift_calls: _Positive = 200.0
 
 
 class Stragglers(Table):
-    """Late ranks: the others wait for them, which is skew and no part of a call's time."""
+    """Late ranks: the others wait, which is skew and no part of a call's time."""
 
     probability: _Share = 0.05
-    #: Median and log-normal width of a late rank's delay.
+    #: Of the delay, log-normal.
     median_us: _Positive = 50.0
     sigma: float = Field(default=1.0, ge=0, le=5)
 
 
 class VersionStep(Table):
-    """An NCCL or driver update: from a moment on algorithms take other times."""
+    """An NCCL or driver update, which changes the times of algorithms."""
 
-    #: When, in time of the job.
     after_us: _Positive
-    #: Algorithm -> factor of its time.
+    #: By algorithm.
     factors: dict[str, _Positive]
 
 
 class Scenario(Table):
     """Everything around the calls of jobs."""
 
-    #: One line: what it stands for, and where its strengths come from.
+    #: What it stands for, and where its strengths come from.
     meaning: str
     link: tuple[Annotated[MarkovLink | BurstsLink | TraceLink, Field(discriminator="kind")], ...]
     jitter: Jitter = Jitter()
     stragglers: Stragglers | None = None
     version_step: tuple[VersionStep, ...] = ()
-    #: What a call takes longer when its key ran another config before.
+    #: Added where the key ran another config before.
     switch_us: float = Field(default=10.0, ge=0)
-    #: What the first call of an algorithm takes longer: NCCL connects it then (2.22 on; "seconds on
-    #: a loaded host" was seen, so this is not pessimistic).
+    #: Added to an algorithm's first call, when NCCL connects it (2.22 on; seconds were seen).
     first_use_us: float = Field(default=20_000.0, ge=0)
 
 
@@ -200,10 +180,7 @@ def shipped_scenarios() -> list[str]:
 
 
 def find_scenario(name_or_path: str) -> Scenario:
-    """A built-in scenario by name, or one from a file.
-
-    Raises UnknownName, MissingPath for a path, and UserError for an invalid scenario.
-    """
+    """A built-in scenario, or one from a file. Raises UnknownName, MissingPath and UserError."""
     path = Path(name_or_path)
     if path.suffix != _SUFFIX:
         if name_or_path not in shipped_scenarios():

@@ -1,15 +1,11 @@
 """What a simulated system is asked, and its answer: how long a call takes, in parts.
 
-Interference slows the parts differently:
+Interference (`Surroundings`) slows the parts differently:
 
     time_us = (fixed_us + max(intra_us x intra, inter_us x inter)) x host x compute
 
-with the slowdowns of `Surroundings`, all 1 when nothing disturbs. Whoever needs many times asks for
-the parts once and computes with arrays from there on (`world.py`).
-
-Collective and compute on one GPU slow each other. Every channel is a thread block that holds a
-streaming multiprocessor, and the bytes that it moves pass through the memory that the matrix
-product reads from. While both run:
+Collective and compute on one GPU slow each other: a channel's thread block holds an SM, and its
+bytes pass through the memory that a matrix product reads. While both run:
 
     compute runs at   s = (1 - NC / SMs) x (1 - taken)      of its speed alone
     taken           = min(share of the memory that the call moves, what compute wants of it)
@@ -17,10 +13,9 @@ product reads from. While both run:
                       and `held` before that, at most a quarter of the compute: its blocks hold
                       their SMs until those of all ranks have found a place between the kernels
 
-and when one ends, the other goes on alone. `held` is what the one public study of it shows (8 A100,
-4 MiB beside 8 ms of compute: the iteration grows by the channels as if they were held for 2.4 ms,
-and a call alone lasts 0.15 ms). So the config that is fastest alone need not be fastest for the
-iteration (Lagom, arXiv 2602.20656). `c` is `Surroundings.compute`.
+`c` is `Surroundings.compute`. When one ends, the other goes on alone. `held` is by the one public
+study (8 A100, 4 MiB beside 8 ms of compute: 2.4 ms, a call alone 0.15 ms). So the config that is
+fastest alone need not be so for the iteration (Lagom, arXiv 2602.20656).
 """
 
 from dataclasses import dataclass
@@ -28,7 +23,7 @@ from typing import Final
 
 from dynamiccl.nccl import Algorithm, Collective, Protocol, Transport
 
-#: GPUs in one node (DGX H100).
+#: DGX H100.
 GPUS_PER_NODE: Final = 8
 
 Cell = tuple[Collective, Algorithm, Protocol]
@@ -67,13 +62,12 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Settings fixed when a process starts (AutoCCL's NT and T); None leaves it to NCCL."""
+    """Settings fixed at a process's start (AutoCCL's NT and T); None leaves it to NCCL."""
 
     num_threads: int | None = None
     transport: Transport | None = None
 
 
-#: Nothing set at launch.
 UNTOUCHED: Final = Launch()
 
 
@@ -83,9 +77,7 @@ class Surroundings:
 
     intra: float = 1.0
     inter: float = 1.0
-    #: CPU threads that serve the network (proxies) or launch kernels are slow.
     host: float = 1.0
-    #: Compute kernels hold SMs and memory bandwidth.
     compute: float = 1.0
 
 
@@ -98,18 +90,16 @@ class Parts:
 
     algorithm: Algorithm
     protocol: Protocol
-    #: Channels that really run: each takes an SM from compute.
     num_channels: int
-    #: Launch, hops and synchronisation, us.
     fixed_us: float
-    #: Moving the bytes over the busiest link inside a node, and between nodes (0 on one node), us.
+    #: Moving bytes over the busiest link inside a node, and between nodes (0 on one node).
     intra_us: float
     inter_us: float
     #: How much of a slow host's slowdown the call feels, 0..1.
     host_share: float = 0.0
 
     def time_us(self, around: Surroundings) -> float:
-        """The time under given slowdowns, us."""
+        """The time under slowdowns, us."""
         moving = max(self.intra_us * around.intra, self.inter_us * around.inter)
         host = 1.0 + self.host_share * (around.host - 1.0)
         return (self.fixed_us + moving) * host * around.compute
@@ -125,12 +115,12 @@ class Contention:
     """Parameters of the mutual slowdown; all shares are 0..1."""
 
     num_sms: int
-    #: Bandwidth of the GPU's memory, and the share of it that the compute takes alone.
+    #: The GPU's memory, and the share that compute takes alone.
     memory_gbytes_per_s: float
     memory_share: float
-    #: How much longer a call takes under compute that fills the GPU: 0.2 = a fifth.
+    #: A call beside compute that fills the GPU: 0.2 = a fifth longer.
     call_slowdown: float
-    #: How long a call's blocks wait for their peers' beside compute, us.
+    #: How long a call's blocks wait for their peers' beside compute.
     held_us: float = 0.0
 
     def surroundings(self, occupancy: float) -> Surroundings:

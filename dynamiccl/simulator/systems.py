@@ -1,4 +1,4 @@
-"""Simulated systems: the file that describes one, NCCL's decisions on it, and the physics of it.
+"""Simulated systems: the file that describes one, NCCL's decisions on it, and its physics.
 
 Every number of a file is a table `{ value = 8.3, origin = "fitted" }`; `note` says more:
 
@@ -6,8 +6,7 @@ Every number of a file is a table `{ value = 8.3, origin = "fitted" }`; `note` s
     published   a figure of the vendor or of whoever measured it, named in `note`
     prior       taken from literature or another system, measured by nobody here
 
-A fit changes what is `fitted` and nothing else, so a file is also the description that a fit starts
-from. Errors name file, key and value.
+A fit starts from a file and changes only what is `fitted`. Errors name file, key and value.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,11 +52,9 @@ from dynamiccl.simulator.toml_table import Table, parse_toml, toml_value
 
 _SUFFIX: Final = ".toml"
 _SHIPPED: Final = resources.files("dynamiccl.simulator") / "systems"
-#: Systems that a shipped TOML file describes.
 PARAMETRIC: Final = tuple(sorted(p.name.removesuffix(_SUFFIX) for p in _SHIPPED.iterdir()))
-#: All that ship.
 SYSTEMS: Final = (H100System.name, *PARAMETRIC)
-#: Threads that `NCCL_NTHREADS` may ask for, in steps of a warp.
+#: Of `NCCL_NTHREADS`.
 MIN_THREADS, MAX_THREADS, WARP = 64, 512, 32
 
 
@@ -88,11 +85,11 @@ _Collective = Annotated[Collective, BeforeValidator(Collective.parse), _AS_NCCL_
 
 
 class CellParameters(Table):
-    """Parameters of one (algorithm, protocol); physics.py has the formulas."""
+    """Parameters of one (algorithm, protocol), for the formulas of physics.py."""
 
     algorithm: _Algorithm
     protocol: _Protocol
-    #: Which collectives it is for; none = all that no other table of this cell names.
+    #: None = all that no other table of this cell names.
     collectives: tuple[_Collective, ...] = ()
     base_us: Parameter
     hop_us: Parameter = _prior(0.0)
@@ -111,7 +108,7 @@ class CellParameters(Table):
 
     @property
     def key(self) -> str:
-        """A readable name: `Ring/LL`, or `Ring/LL/Broadcast,Reduce`."""
+        """`Ring/LL`, or `Ring/LL/Broadcast,Reduce`."""
         parts = [self.algorithm.wire, self.protocol.wire]
         if self.collectives:
             parts.append(",".join(collective.wire for collective in self.collectives))
@@ -128,12 +125,11 @@ class LinkParameters(Table):
 class ThreadParameters(Table):
     """AutoCCL's NT: bandwidth of a channel by its threads, 1 at NCCL's own number."""
 
-    #: NCCL's own, and where the bandwidth peaks.
+    #: NCCL's own; bandwidth peaks at `best`.
     default: int = Field(default=512, ge=32, le=640)
     best: Parameter
-    #: Threads, as a share of the best, at which half of the rise is done.
+    #: Share of the best at half of the rise.
     half: Parameter
-    #: Loss for each further share of the best.
     crowding: Parameter
 
 
@@ -142,12 +138,11 @@ class ChunkParameters(Table):
 
     curvature: Parameter
     largest: Parameter
-    #: Pieces that a rank's share of the call wants to be cut into.
     pieces: Parameter
 
 
 class TransportParameters(Table):
-    """AutoCCL's T, inside a node: bandwidth limit of a transport, and its hop latency."""
+    """AutoCCL's T, inside a node: a transport's bandwidth limit, and its hop latency."""
 
     gbytes_per_s: Parameter
     hop_factor: Parameter
@@ -156,13 +151,10 @@ class TransportParameters(Table):
 class ComputeParameters(Table):
     """Mutual slowdown of compute and collectives on one GPU (system.py)."""
 
-    #: Share of the memory's bandwidth that a matrix product takes when it runs alone.
+    #: Of the memory's bandwidth, taken by a matrix product alone.
     memory_share: Parameter
-    #: The GPU's memory, GB/s.
     memory_gbytes_per_s: Parameter
-    #: How much longer a call takes while compute fills the GPU.
     call_slowdown: Parameter
-    #: How long a call's blocks hold their SMs before it runs, beside compute.
     held_us: Parameter
 
 
@@ -176,9 +168,9 @@ class GroupParameters(Table):
 class NcclParameters(Table):
     """Inputs of NCCL's own cost model."""
 
-    #: A description in `machines`, or the path of one.
+    #: A built-in machine, or the path of one.
     machine: str
-    #: `NCCL_MIN_CTAS` and `NCCL_MAX_CTAS` of the job.
+    #: `NCCL_MIN_CTAS` and `NCCL_MAX_CTAS`.
     min_channels: int | None = Field(default=None, ge=1)
     max_channels: int | None = Field(default=None, ge=1)
     note: str = ""
@@ -193,27 +185,24 @@ class Rescale(Table):
 
 
 class FitProfile(Table):
-    """A launch profile of the data that changes the number of opened channels."""
+    """A launch profile that changes the number of opened channels."""
 
-    #: NCCL_MAX_NCHANNELS.
     max_channels: int | None = Field(default=None, ge=1)
 
 
 class FitParameters(Table):
     """How measurements become cells of this system's fit."""
 
-    #: `system` in the data; more than one are taken together.
     systems: tuple[str, ...] = ()
-    #: Launch profiles that are this system as described.
+    #: That are this system as described.
     profiles: dict[str, FitProfile] = Field(default_factory=lambda: {"default": FitProfile()})
     exclude_runs: tuple[str, ...] = ()
-    #: Runs of which only NCCL's own choice is taken.
+    #: Of these runs only NCCL's own choice is taken.
     exclude_forced_of: tuple[str, ...] = ()
-    #: Sizes below are not looked at, by collective (0 = all).
+    #: The least to look at, also by collective (0 = all).
     min_bytes: int = Field(default=1024, ge=0)
     min_bytes_of: dict[str, int] = Field(default_factory=dict)
     rescale: tuple[Rescale, ...] = ()
-    #: Why runs are left out.
     why: str = ""
 
 
@@ -222,7 +211,7 @@ class SystemFile(Table):
 
     name: str
     about: str
-    #: `fitted` systems show held-out errors; `assembled` ones have none to show.
+    #: Only `fitted` systems have held-out errors.
     kind: Literal["fitted", "assembled"]
     nccl_version: str
     num_sms: int = Field(ge=1)
@@ -230,13 +219,12 @@ class SystemFile(Table):
     buffer_bytes: int = Field(default=4 << 20, ge=1 << 16)
     collectives: tuple[_Collective, ...]
     groups: tuple[GroupParameters, ...] = Field(min_length=1)
-    #: Facts of the machines, as measurement columns.
     environment: dict[str, Any]
     nccl: NcclParameters
     links: LinkParameters
     threads: ThreadParameters
     chunks: ChunkParameters
-    #: What NCCL takes inside a node by itself, which `links` is about, and the others.
+    #: NCCL's own inside a node, which `links` is about, and the others.
     default_transport: Literal["P2P", "SHM", "NET"] = "P2P"
     transports: dict[Literal["P2P", "SHM", "NET"], TransportParameters] = Field(
         default_factory=dict
@@ -258,7 +246,6 @@ class SystemFile(Table):
         return self
 
 
-#: Numbers of a cell, in the order of the file.
 CELL_NUMBERS: Final = tuple(
     name for name, field in CellParameters.model_fields.items() if field.annotation is Parameter
 )
@@ -266,7 +253,7 @@ LINK_NUMBERS: Final = tuple(LinkParameters.model_fields)
 
 
 def system_text(file: SystemFile, *, head: str = "") -> str:
-    """The file as TOML; `head` is a comment on top. Loading it gives an equal file."""
+    """The file as TOML, below a comment `head`; loading it gives an equal file."""
     told = file.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     cells, transports = told.pop("cells"), told.pop("transports", {})
     tables = {key: told.pop(key) for key in [*told] if isinstance(told[key], dict)}
@@ -282,15 +269,14 @@ def system_text(file: SystemFile, *, head: str = "") -> str:
 
 
 def _entries(table: Mapping[str, Any]) -> list[str]:
-    # Five digits are more than any fit is worth.
+    # No fit is worth more digits.
     return [f"{key} = {toml_value(told, number='{:.5g}'.format)}" for key, told in table.items()]
 
 
 class ParametricSystem(CostModel):
-    """A system described by a file: NCCL's decisions, among the cells that it has physics for."""
+    """NCCL's decisions, among the cells that a file has physics for. Raises UnknownName."""
 
     def __init__(self, file: SystemFile) -> None:
-        """Take a checked file. Raises UnknownName for its machine or release of NCCL."""
         name = file.nccl.machine
         machine = read_machine(Path(name)) if name.endswith(_SUFFIX) else find_machine(name)
         opens = file.nccl.min_channels, file.nccl.max_channels
@@ -298,7 +284,7 @@ class ParametricSystem(CostModel):
         self.file = file
         self.name = file.name
         self.num_sms = file.num_sms
-        # A cell that names its collectives comes before one that does not.
+        # A cell that names its collectives wins over one that does not.
         self._parameters = {
             (collective, cell.algorithm, cell.protocol): cell
             for cell in sorted(file.cells, key=lambda cell: bool(cell.collectives))
@@ -313,7 +299,6 @@ class ParametricSystem(CostModel):
         self.contention = Contention(
             file.num_sms, **{name: number.value for name, number in iter(file.compute)}
         )
-        #: Environment columns of the machines.
         self.environment: Mapping[str, Any] = {
             **file.environment,
             "nccl_version": file.nccl_version,
@@ -330,16 +315,15 @@ class ParametricSystem(CostModel):
         return sorted(self.file.collectives)
 
     def lines(self, group: Group) -> Mapping[Cell, CostLine]:
-        """NCCL's latencies and bandwidths, of the cells that the file has physics for."""
+        """Lines of the cells that the file has physics for."""
         found = super().lines(group)
         return {cell: line for cell, line in found.items() if cell in self._parameters}
 
     def resolve_measured(self, call: Call, config: Config, opened: int | None) -> Config:
-        """The config that ran in a measurement, whose launch may have opened other channel counts.
+        """The config that ran in a measurement; its launch opened at most `opened` channels.
 
-        `opened` is the largest number that it allowed, None for NCCL's own; a request for more
-        channels than NCCL opens means that the number was raised. A protocol that NCCL lacks here
-        but was forced by `NCCL_PROTO` runs on a ring. Raises KeyError like `resolve`.
+        A request for more means that their number was raised (None: NCCL's own). A protocol that
+        NCCL lacks but `NCCL_PROTO` forced runs on a ring. Raises KeyError.
         """
         algorithm, protocol = config.algorithm or Algorithm.Ring, config.protocol
         forced = (
@@ -406,10 +390,10 @@ class ParametricSystem(CostModel):
         return Parts(*cell, *found, host_share=values.host_share)
 
     def links_of(self, launch: Launch) -> LinkValues:
-        """The links of a transport; UserError for one that the file has no figures for."""
+        """The links of a transport. Raises UserError for one without figures."""
         default = self.file.default_transport
         alone = all(group.ranks_per_node == 1 for group in self.file.groups)
-        # Between nodes NCCL has nothing but the network.
+        # Between nodes NCCL has only the network.
         if alone or launch.transport is None or launch.transport.value == default:
             return self._links
         held = self.file.transports.get(launch.transport.value)
@@ -425,16 +409,11 @@ class ParametricSystem(CostModel):
         )
 
 
-#: NCCL on some machines, with what is known of its times: what NCCL decides (`CostModel`), and
-#: `name`, `environment`, `contention`, `groups`, `collectives` and `parts`.
 System = H100System | ParametricSystem
 
 
 def thread_factor(threads: ThreadParameters, num_threads: int | None) -> float:
-    """Bandwidth of a channel with `num_threads` / with NCCL's own number, where it is 1.
-
-    `saturating` in threads over their best number; its numbers are priors, as a chunk's are.
-    """
+    """Bandwidth of a channel with `num_threads` over that with NCCL's own; numbers are priors."""
     if num_threads is None:
         return 1.0
     asked = min(max(num_threads // WARP * WARP, MIN_THREADS), MAX_THREADS)
@@ -444,10 +423,7 @@ def thread_factor(threads: ThreadParameters, num_threads: int | None) -> float:
 
 
 def system_file(name: str) -> SystemFile:
-    """The description of a parametric system by name, or in the file that `name` is the path of.
-
-    Raises UnknownName with the choices, MissingPath, and UserError with key and value.
-    """
+    """A parametric system by name or path. Raises UnknownName, MissingPath and UserError."""
     path = Path(name)
     if path.suffix != _SUFFIX:
         if name not in PARAMETRIC:
@@ -460,10 +436,7 @@ def system_file(name: str) -> SystemFile:
 
 
 def find_system(name: str) -> System:
-    """The system called `name`, or described by the TOML file that `name` is the path of.
-
-    Raises UnknownName with the choices, MissingPath and UserError.
-    """
+    """A system by name, or by the path of a TOML file; raises as `system_file`."""
     if name == H100System.name:
         return H100System()
     if name not in PARAMETRIC and not name.endswith(_SUFFIX):

@@ -25,7 +25,7 @@ class Table(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _knows_its_keys(cls, table: object) -> object:
-        # Before all else: a misspelt key is why its right spelling is missing.
+        # First of all: a misspelt key is why its right spelling is missing.
         for key in table if isinstance(table, Mapping) else ():
             if key not in cls.model_fields:
                 near, known = near_name(key, cls.model_fields), ", ".join(cls.model_fields)
@@ -36,7 +36,7 @@ class Table(BaseModel):
 
 
 def first_problem(error: Exception) -> str:
-    """On one line, the first error of a document: key, problem, value; of others what they say."""
+    """The first error of a document on one line: key, problem, value."""
     if not isinstance(error, ValidationError):
         return str(error)
     [first, *_] = error.errors()
@@ -48,7 +48,7 @@ def first_problem(error: Exception) -> str:
 
 
 def parse_toml(model: type[T], text: str, *, where: str) -> T:
-    """The model of a TOML text. Raises UserError with file, key, value and what is wrong."""
+    """The model of a TOML text. Raises UserError with file, key, value and problem."""
     try:
         return model.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
@@ -69,7 +69,7 @@ def one_of(what: str, choices: Collection[str]) -> AfterValidator:
 
 
 def toml_value(value: object, *, number: Callable[[float], str] = repr) -> str:
-    """A value as TOML: text, numbers, booleans, lists and inline tables.
+    """A value as TOML.
 
     >>> toml_value({"sizes": [1, "4K"], "quiet": True})
     '{ sizes = [1, "4K"], quiet = true }'

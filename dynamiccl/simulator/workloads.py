@@ -1,12 +1,8 @@
 """Workloads: training loops as an endless cycle of collectives with compute between them.
 
-A workload is made for a group shape, say 4 nodes of 8 GPUs, and calls on several communicators of
-it: all ranks, the GPUs of one node (`node`), one GPU of each node (`across`). Pipeline and
-expert-parallel exchanges are point to point or AlltoAll: no tuner is asked about them, so their
-time is part of the compute between the calls.
-
-Sizes follow from the parallelism and a model's numbers; compute times are round figures of the
-right order (ours), and matter by how far the network moves on between two calls.
+They call on all ranks of a shape, the GPUs of one node (`node`), and one GPU of each (`across`).
+Pipeline and expert-parallel exchanges ask no tuner: they are part of the compute, whose times are
+our round figures and set how far the network moves on between calls.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +15,6 @@ from dynamiccl.errors import UnknownName
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.system import Group
 
-#: Options of the commands that simulate jobs.
 SystemOption = Annotated[str, typer.Option(help="Simulated system: a name or a file.")]
 ScenarioOption = Annotated[str, typer.Option(help="Surroundings: a name or a file.")]
 WorkloadOption = Annotated[
@@ -46,11 +41,10 @@ class WorkCall:
 
     group: Group
     collective: Collective
-    #: NCCL's nBytes.
     size_bytes: int
-    #: Compute that runs before the call and that it waits for.
+    #: Compute that the call waits for.
     before_us: float
-    #: Compute that runs beside it and shares the GPU; 0 = the GPU waits.
+    #: Compute beside it on the GPU; 0 = the GPU waits.
     beside_us: float = 0.0
 
 
@@ -82,10 +76,9 @@ def fsdp(shape: Group) -> Workload:
 
 
 def megatron(shape: Group) -> Workload:
-    """Tensor parallel inside a node, pipeline and data parallel across nodes (Megatron-LM).
+    """Megatron-LM: two all-reduces a layer each way (four layers, eight micro-batches) in a node.
 
-    Two all-reduces a layer forward and two backward over activations of 4,096 x 8,192 bf16, eight
-    micro-batches of four layers; then gradients across nodes.
+    Activations are 4,096 x 8,192 bf16; gradients follow across nodes.
     """
     node, across = _node(shape), _across(shape)
     activations = 4_096 * 8_192 * _BF16
@@ -113,11 +106,7 @@ def lora(shape: Group) -> Workload:
 
 
 def decode(shape: Group) -> Workload:
-    """Tensor-parallel inference over all GPUs: two all-reduces a layer over the tokens of a batch.
-
-    Hidden size 8,192 in bf16; batches of 8, 32 and 128 sequences, 20 layers of each in turn, and a
-    prompt of 1,024 tokens now and then.
-    """
+    """Tensor-parallel inference: 20 layers of hidden size 8,192 a batch size, then a prompt."""
     token = 8_192 * _BF16
     layers = [
         call
@@ -129,19 +118,17 @@ def decode(shape: Group) -> Workload:
 
 
 def phi_2(shape: Group) -> Workload:
-    """AutoCCL's Phi-2-2B, TP 8 x DP 4 (gbxu/autoccl @63acb15, NSDI 2025).
+    """AutoCCL's Phi-2-2B, TP 8 x DP 4 (gbxu/autoccl @63acb15, NSDI 2025): AllReduce 632 MB.
 
-    AllGather 80 MB x 3,120 and ReduceScatter x 2,064 in groups of 8, AllReduce 632 MB x 1 in groups
-    of 4; here a sixteenth of the small ones, so that the large one is seen at all.
+    Of AllGather 80 MB x 3,120 and ReduceScatter x 2,064 in groups of 8 a sixteenth is called.
     """
     return _autoccl("phi-2", shape, 80 * 10**6, 632 * 10**6)
 
 
 def llama_3(shape: Group) -> Workload:
-    """AutoCCL's Llama-3.1-8B, by the same source; here a sixteenth of the small ones.
+    """AutoCCL's Llama-3.1-8B, same source: AllGather 857 MB, AllReduce 1,710 MB in groups of 4.
 
-    AllGather 128 MB x 6,240 and ReduceScatter x 4,128 in groups of 8; AllGather 857 MB and
-    AllReduce 1,710 MB x 1 in groups of 4.
+    Of AllGather 128 MB x 6,240 and ReduceScatter x 4,128 in groups of 8 a 32nd is called.
     """
     made = _autoccl("llama-3", shape, 128 * 10**6, 1_710 * 10**6)
     gather = WorkCall(_across(shape), _AG, 857 * 10**6, 1_000.0, beside_us=5_000.0)
@@ -150,7 +137,7 @@ def llama_3(shape: Group) -> Workload:
 
 def _autoccl(name: str, shape: Group, small_bytes: int, large_bytes: int) -> Workload:
     node, across = _node(shape), _across(shape)
-    # 3,120 : 2,064 is 65 : 43; in runs of three and two, as layers make them.
+    # 3,120 : 2,064 is 65 : 43, in runs of three and two.
     part = (
         *[WorkCall(node, _AG, small_bytes, 150.0, beside_us=600.0)] * 3,
         *[WorkCall(node, _RS, small_bytes, 150.0, beside_us=600.0)] * 2,

@@ -1,10 +1,7 @@
 """Simulated jobs: a system, a workload's calls, and a scenario around them.
 
-Everything that a config can come to is computed once, as arrays over task keys and configs; a step
-of N jobs is then a handful of look-ups and does not depend on how long the workload is.
-
-The clock of the surroundings is the one that a job would have under NCCL's own choices in quiet: so
-congestion comes at the same calls whatever is chosen, and choices can be compared call by call.
+The clock of the surroundings runs as under NCCL's own choices in quiet: congestion comes at the
+same calls whatever is chosen, so that choices can be compared call by call.
 
 N jobs, L calls of an iteration, K task keys, A configs.
 """
@@ -26,28 +23,26 @@ from dynamiccl.simulator.workloads import Workload
 
 Int64Array = npt.NDArray[np.int64]
 _ABSTAIN_ACTION: Final = 0
-#: Median of |t| with 3 degrees of freedom (quantile 0.75), over the normal's: MAD to sigma.
+#: Median of |t| with 3 degrees of freedom (quantile 0.75) over the normal's: MAD to sigma.
 T3_ROBUST_SIGMA: Final = 0.7648923284 / 0.6744897502
-#: No draw of the logarithm exceeds so many sigmas; t's tail has no third moment.
+#: Bound of the logarithm, as t's tail has no third moment.
 MAX_SIGMAS: Final = 30.0
 
 
 class Noise:
-    """Noise of the calls of N jobs: heavy tails, slow drift, and late ranks.
+    """Noise of N jobs: heavy tails, slow drift, and late ranks.
 
-    Heavy-tailed because repeats are (half of the published cells spread by under 1.5 %, one in ten
-    by a multiple); Student's t with three degrees of freedom, scaled to a robust sigma, cut where a
-    call would be taken for another size.
+    Of published cells half spread by under 1.5 %, one in ten by a multiple: Student's t with 3
+    degrees of freedom, cut where a call would look like another size.
     """
 
     def __init__(self, jitter: Jitter, stragglers: Stragglers | None, num_jobs: int) -> None:
-        """Start without drift."""
         self._jitter, self._stragglers = jitter, stragglers
         self._drift = np.zeros(num_jobs)
         self._keep = math.exp(-1.0 / jitter.drift_calls)
 
     def log_factors(self, random: np.random.Generator) -> Float64Array:
-        """(N,) logarithm of measured over true time of the next calls."""
+        """(N,) log of measured over true time of the next calls."""
         jitter, count = self._jitter, len(self._drift)
         own = random.standard_t(3, count) / T3_ROBUST_SIGMA
         np.clip(own, -MAX_SIGMAS, MAX_SIGMAS, out=own)
@@ -76,12 +71,11 @@ class CallResults:
     action: Int64Array  # (N,)
     #: With switches and surroundings, without noise.
     true_us: Float64Array
-    #: What the plugin would have recorded.
     measured_us: Float64Array
     skew_us: Float64Array
-    #: Whether the call ran another config than the one before of its key.
+    #: Whether another config ran than in the call before of its key.
     changed: npt.NDArray[np.bool_]
-    #: The compute before the call, and the call and the compute beside it until both are done.
+    #: From the compute before the call until call and compute beside it are done.
     lasted_us: Float64Array
 
 
@@ -95,11 +89,7 @@ class World:
         configs: Sequence[Config],
         scenario: Scenario,
     ) -> None:
-        """Compute the parts of every call under every config; `configs[0]` is ABSTAIN.
-
-        Raises ValueError for configs that do not begin so, and KeyError for a group or a
-        collective that the system does not have.
-        """
+        """Raises ValueError unless `configs[0]` is ABSTAIN, KeyError as the system's `parts`."""
         if not configs or configs[0] != ABSTAIN:
             raise ValueError("the first config must be ABSTAIN")
         self.system, self.workload, self.scenario = system, workload, scenario
@@ -113,10 +103,10 @@ class World:
         shape = (len(self.keys), len(self.configs))
         self.fixed_us, self.intra_us, self.inter_us = np.full((3, *shape), np.nan)
         self.host_share = np.zeros(shape)
-        #: What runs when an action is taken, (K, A); -1 and 0 where NCCL lacks the config.
+        #: (K, A) what runs; -1 and 0 where NCCL lacks the config.
         self.algorithm, self.protocol = np.full((2, *shape), -1, dtype=np.int8)
         self.num_channels = np.zeros(shape, dtype=np.int16)
-        #: Speed of the compute beside a call, over its speed alone, and the call's slowdown by it.
+        #: Speed of the compute beside a call over its speed alone, and the call's slowdown.
         self.compute_speed = np.ones(shape)
         self.contention = system.contention
         self.compute_slowdown = self.contention.surroundings(1.0).compute
@@ -125,7 +115,7 @@ class World:
         #: (K, A) one number for what runs: equal numbers are no change of config.
         wide = self.algorithm.astype(np.int64) * 64 + self.protocol
         self.identity = wide * 1024 + self.num_channels
-        #: (K, A) the first action that comes to the same: calls of these are one stream of times.
+        #: (K, A) the first action that runs the same: their calls are one stream of times.
         self.stream: Int64Array = (self.identity[:, :, None] == self.identity[:, None, :]).argmax(2)
 
     def _fill(self, key: int, call: Call) -> None:
@@ -160,16 +150,12 @@ class World:
     def nominal_us(self) -> Float64Array:
         """(L,) us from each call to the next, with NCCL's own choices and no interference."""
         calls_us = self.quiet_us[self.order, _ABSTAIN_ACTION]
-        # The compute beside a call has to end, too.
         found: Float64Array = self.before_us + np.maximum(calls_us, self.beside_us)
         return found
 
     @cached_property
     def updates(self) -> list[tuple[float, Float64Array]]:
-        """When each update of the scenario comes, us, and the factors that it has by algorithm.
-
-        The last factor is for configs that NCCL lacks, whose algorithm is -1.
-        """
+        """Each update's us and factors by algorithm; the last is for configs that NCCL lacks."""
         found = []
         for step in self.scenario.version_step:
             factors = np.ones(NUM_ALGORITHMS + 1)
@@ -195,10 +181,9 @@ class World:
 
 
 class Jobs:
-    """N jobs that run one call each per step."""
+    """N jobs that run one call each per step; equal seeds give equal interference and noise."""
 
     def __init__(self, world: World, num_jobs: int, seed: int) -> None:
-        """Start; equal seeds give equal interference and noise."""
         self.world = world
         scenario = world.scenario
         draw_start, self._draw_noise, self._draw_skew, *draw_links = (
@@ -226,15 +211,13 @@ class Jobs:
         return len(self._job)
 
     def _move(self) -> None:
-        """Advance time to the next calls."""
         world = self.world
         self.place = self._place
-        #: (N,) the task keys of the calls that come next.
+        #: (N,) task keys of the next calls.
         self.key: Int64Array = world.order[self._place]
         found = {"intra": self._ones, "inter": self._ones, "host": self._ones}
         for on, process in self._links:
             found[on] = found[on] * process.send(self._elapsed_us)
-        #: (N,) slowdowns that the next calls meet.
         self.intra, self.inter, self.host = found["intra"], found["inter"], found["host"]
         self._beside_us = world.beside_us[self._place]
         #: (N,) what the compute beside the next calls does to them.
@@ -270,7 +253,7 @@ class Jobs:
         return CallResults(key, action, true_us, true_us * noise, skew_us, changed, lasted_us)
 
     def _lasted_us(self, cell: Int64Array, call_us: Float64Array) -> Float64Array:
-        """(N,) from the compute before the calls to the end of all (system.py says how)."""
+        """(N,) from the compute before the calls to the end of all (system.py)."""
         world, beside_us = self.world, self._beside_us
         before_us = world.before_us[self._place]
         if not beside_us.any():
