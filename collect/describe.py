@@ -158,7 +158,12 @@ def lines(one: Mapping[str, Any]) -> dict[str, str]:
 
 
 def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
-    """The best measured config of each quiet task; unknown is null, `gain` default / best - 1."""
+    """The best measured config of each quiet task, sorted by family and size.
+
+    Columns: TASK_COLUMNS, `best` (config key; 'ABSTAIN' when the default is as good), `best_us`,
+    `default_us` (null when not measured), `gain` (default / best - 1), `noise_band` (null when
+    unknown), `beyond_noise`.
+    """
     rows = cells.comparable(usable(quiet(tuned(frame))))
     # Of equal times the default's comes first, then by name.
     times = cells.cell_times(cells.one_placement(rows))

@@ -1,14 +1,22 @@
-"""Launchers: what to start on this machine for ranks on nodes, and running it.
+"""Launchers: what to start on this machine for a program that runs as ranks on nodes; running it.
 
 local   the program itself: one process that drives all GPUs (`-g N` of nccl-tests)
-mpirun  Open MPI 4 and 5; ranks may share a line, so that NCCL's logs must go to NCCL_DEBUG_FILE
-srun    a step of the Slurm allocation. With --unbuffered lines of ranks would mix; `--export` cuts
-        values at commas, so that variables go through srun's own environment
+mpirun  Open MPI 4 and 5. It forwards output in chunks, not lines, so two ranks may share a line:
+        nccl-tests prints its tables from one rank, and NCCL's logs must go to NCCL_DEBUG_FILE
+srun    a step of the current Slurm allocation. Output keeps srun's line buffering, since with
+        --unbuffered lines of several ranks mix. Variables go through srun's own environment:
+        `--export=NAME=VALUE` cuts values at commas. How ranks find each other is the cluster's
+        matter: for Open MPI, put `--mpi=pmix` into extra_args
 sbatch  srun, inside the batch job that runs the sweep (`batch.py`)
 
-A program has a session of its own, so that Ctrl-C reaches us only (`Interrupt`). To end it, a
-signal goes to the leader's group, since srun and mpirun end their ranks elsewhere when asked; the
-rest is killed by session, since mpirun gives each local rank a group of its own.
+Containers: Pyxis is a plugin of srun, and its options are srun's (github.com/NVIDIA/pyxis, wiki
+"Usage"). Apptainer (apptainer.org, user guide: "Bind Paths and Mounts", "Environment and Metadata")
+is a program before every rank.
+
+A program runs in a session of its own, so that a terminal's Ctrl-C reaches us only, who then decide
+(`Interrupt`). To end it, a signal goes to the leader's process group first, since srun and mpirun
+end their ranks on other nodes when asked. What is left after that is killed by session: mpirun
+gives each local rank a group of its own.
 """
 
 import hashlib

@@ -1,12 +1,17 @@
-"""The nodes of a sweep: programs on each (on_node.py), their facts, health, interference.
+"""The nodes of a sweep: programs on each of them, their facts, their health, interference.
 
-A trial may be shorter than a sampler's period, so a stretch is judged by the readings inside it,
-the last before and the first after: an error counter needs both to show a difference.
+The programs are in on_node.py. A trial may be shorter than the time between two readings of a
+sampler. So a stretch is judged by the readings inside it *and* by the last before and the first
+after it: clocks that are down just before and just after were down in between, and an error counter
+needs both to show a difference.
 
-`traffic` is an endless second nccl-tests on GPUs that the trial leaves free, without our tuner; its
-level is the share of 32 channels that it may use (NCCL_MAX_CTAS). With Ring at 128 MiB on eight
-B300 (eunomia-bpf/nccl-eBPF @14f9bca) 1, 2, 4, 8, 16 and 32 give 29, 59, 117, 231, 427 and 625 GB/s.
-It meets the trial on NVSwitch, PCIe and NICs only.
+Of interference (`disturb`) `cpu` is busy cores. `traffic` is an endless second nccl-tests on GPUs
+that the trial leaves free, without our tuner; its level is the share of 32 channels that it may use
+(NCCL_MAX_CTAS): with Ring, bandwidth at large sizes grows about linearly with them. On eight B300
+at 128 MiB (eunomia-bpf/nccl-eBPF @14f9bca) it is 29, 59, 117, 231, 427 and 625 GB/s with 1, 2, 4,
+8, 16 and 32 channels. It meets the trial on NVSwitch, PCIe and NICs only. Products on the trial's
+own GPUs are in the process of the calls (beside.py): those of another process would get slices of
+time, and no SMs beside a call.
 """
 
 import json

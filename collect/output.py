@@ -155,7 +155,12 @@ Layout = tuple[tuple[str, ...], tuple[tuple[bool | None, tuple[str, ...]], ...]]
 
 
 def layouts_of_header(line: str, *, in_place_first: bool = False) -> dict[int, Layout] | None:
-    """Layouts by number of tokens, as AlltoAll leaves `redop` blank; {} for columns of -C."""
+    """Layouts by number of tokens for a line of column names, or None when it is not one.
+
+    AlltoAll has a `redop` column and nothing in it, so its rows are one token shorter. Of columns
+    that are not known (`cputime` of -C, which is the cost of the launch; the milliseconds of 2018)
+    there is no layout.
+    """
     names = line.lstrip("# \t").split()
     if names[:1] not in (["size"], ["bytes"]) or "algbw" not in names:
         return None

@@ -1,8 +1,20 @@
-"""Tasks, cells, noise bands, and the scored tasks that training and evaluation share.
+"""Tasks, cells and noise: the grouping that describe, reward and evaluate share; scored tasks.
 
-A *task* is what the job asked and where (TASK_COLUMNS), a *cell* a task, in place or not, with the
-config requested for it, a *repeat* an independent measurement of a cell. Nine in ten configs of a
-collective on a system repeat within its *noise band*: smaller differences say nothing.
+The *noise band* of a collective on a system is what nine in ten of its configs repeat within: two
+measurements of one config differ by less, so a smaller difference between two says nothing.
+
+A *task* is what the job asked and where (schema.TASK_COLUMNS). A *cell* is a task and the config
+that was requested for it, in place or not; the default is the cell with `is_default`. A repeat is
+an independent measurement of one cell (REPEAT_COLUMNS); its time is the median over its repeats.
+
+A `TaskGrid` has tasks with the measured time of every action, against which choices are scored, on
+validation by training and on test by evaluation, so both mean the same by regret:
+
+    regret = time(chosen) / min over measured actions of time - 1
+
+Its times count in place and out of place as one. ABSTAIN is an action like the others: its time is
+that of NCCL's default. Interfered tasks are left out: a cold observation cannot see what disturbed
+them.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -81,7 +93,12 @@ def asking(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def placed(calls: pl.DataFrame, ranks_per_node: int) -> tuple[pl.DataFrame, int]:
-    """Calls with `num_nodes`, and of how many it is a guess: null where groups lie unevenly."""
+    """Calls of the table `calls` with `num_nodes`, and of how many it is a guess.
+
+    Where the trace does not tell it, a process group lies by `ranks_per_node`: as the trace names
+    its ranks, else with all ranks of each node. Null where a group would lie unevenly: such shapes
+    nobody measures.
+    """
     ranks, is_guessed = pl.col("num_ranks"), pl.col("num_nodes").is_null()
     named = pl.when(pl.col("group_ranks").list.len() > 0).then(pl.col("group_ranks"))
     node = named.list.eval(pl.element() // ranks_per_node)

@@ -1,10 +1,19 @@
 """The observation of a policy: ordered features with units, cold and warm.
 
-It is a window (k = 8 calls x WINDOW_FEATURES), a context (one value a feature) and a mask (one flag
-an action). *Cold*, the window is padding and the history unknown, as for tables.
+Features of past calls are defined in `datasets/history.py`, all others here, each once;
+training, evaluation, export and tables use these definitions.
 
-Shapes: N rows, K = WINDOW_LENGTH calls, W = len(WINDOW_FEATURES), F = features of the context, C =
-21 cells of NCCL's cost table, row-major (7 algorithms, 3 protocols).
+NCCL logs latency and bandwidth of each (algorithm, protocol) once for a communicator; `collect`
+keeps them in the table `costs`. Of a size that makes a time (dynamiccl/nccl.py), and NCCL
+takes the cell of the least. A policy may see the times of all cells.
+
+An observation is three arrays: window (k = 8 calls x WINDOW_FEATURES), context (one value a
+feature) and mask (one flag an action). In a **cold** observation the window is all padding, and
+features of the history are marked unknown; static data are evaluated with cold observations, and
+tables are made from them.
+
+Shapes: N rows, K = WINDOW_LENGTH calls, W = len(WINDOW_FEATURES), F = features of the context,
+C = 21 cells of the cost table, row-major (7 algorithms, 3 protocols).
 """
 
 from collections.abc import Mapping, Sequence

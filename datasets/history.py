@@ -1,7 +1,12 @@
-"""The history of a task key: its past calls, their features, and estimates of the network.
+"""The history of a task key: its past calls, the features of them, and estimates of the network.
 
-Add features to `_WINDOW` or `_HISTORY`; `Past` has numpy's arrays or torch's. EBB, BtlBw, RTprop
-and BDP are those of BBR, as in NetSenseML, section 4.1, equations 1 and 2.
+A feature of the past is defined once, as a function of `Past`, whose arrays are numpy's or torch's.
+`history_features` computes windows as they come, and `serve/brain_module.py` is exported with the
+policy. To add a feature, add it to `_WINDOW` or `_HISTORY`.
+
+EBB, BtlBw, RTprop and their product, the BDP, are those of BBR, in the terms of NetSenseML, section
+4.1, equations 1 and 2: over a window of calls for a policy, and as transfers come in for the
+gradient hook (`serve/ddp`).
 
 N windows, K = WINDOW_LENGTH calls, W = len(WINDOW_FEATURES), H = len(HISTORY_FEATURES).
 """

@@ -1,8 +1,15 @@
 """The split of a data set into train, validation and test.
 
-Usually by whole octaves of the size: no test size is next to a training size, and data sets can be
-joined without a leak. Else whole shapes, systems or runs are held out in turn (`shape:0`,
-`shape:1`, ...). Held-out runs ask every task again, which shows how far noise misleads.
+Usually by size bins, the same for every data set. Whole octaves are held out, so that a test size
+is never a neighbour of a training size in the same octave, and the assignment depends on the size
+alone, so that data sets can be joined without a leak. Even octaves train; of the odd ones every
+other is for validation and every other for test. A sweep that has nothing to train or to validate
+on, such as one over powers of four, is split by turns of the octaves that it has.
+
+Else whole group shapes, systems or runs are held out, by turns of those that there are: whatever a
+policy was neither trained nor validated on is for test, what was measured later too. As many turns
+(`shape:0`, `shape:1`, ...) as there are values have each of them for test. With runs held out every
+task is asked again as another run measured it: what that tells is how far noise misleads.
 """
 
 from dataclasses import dataclass

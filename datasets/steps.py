@@ -1,20 +1,35 @@
-"""Training steps: stored as columns, sampled as batches, made of measurements or recorded calls.
+"""Training steps: stored as columns, sampled as batches, made of measurements or of recorded calls.
+
+A step is one collective call: the observation before it, the action, and the result. Only the
+calls' attributes are stored, 30 bytes a step. Observations are computed when a batch is drawn.
+
+The reward is minus the time, in units of NCCL's default:
 
     r = -time / reference - lambda_switch * [config changed] - lambda_congestion * congestion
 
-The last two terms are for recorded calls only. `reference` is the median of the default's training
-repeats, quiet, in launch profile `default`: of the same run, else of all runs, else interpolated
-log-log between sizes at most an octave away on each side; else there is no reward. Beside
-interference it is the default beside the same.
+The last two terms apply to recorded calls only, whose order is known (`Steps.charged`). `reference`
+is the median time of the default's training repeats, in quiet, in the user's untouched environment
+(launch profile `default`), of the same run; if that run did not measure it, of all runs; if the
+size was not measured, by log-log interpolation between measured sizes at most one octave away on
+each side. Without any of these a row has no reward. Rows measured beside interference have the
+default beside the same interference as reference: -1 is "as good as default would be now".
 
-*Measurements* are episodes of one step (gamma = 0), cold. Where a run measured a task key more than
-once, each has a warm one too, whose window holds the *other* measurements: no row sees its own
-time. Rows beside interference are warm only. Cold rows are repeated until they are half of all.
+**Of measurements** (`training_steps`). A static sweep has no order, so every measurement is an
+episode of one step (gamma = 0). Each becomes one cold row. If its run measured the same task key
+more than once, one warm row is added, whose window holds the *other* measurements, so that no row
+sees its own time. Measurements beside interference become warm rows only, whose windows hold
+measurements of the same run beside the same interference; their interference level is known. Cold
+rows are repeated until they are half of all.
 
-*Calls* of one task key (collective, size bin) on one communicator are an episode, cut off and never
-terminated. No window holds a held-out time.
+**Of calls** (`sequence_steps`). An episode is the calls of one task key (collective, size bin) on
+one communicator of a job, in order; the next state is the next call of that key. Episodes are cut
+off, never terminated. A step's window holds the calls before it. Calls have no reference: it is
+taken from the sweeps of the same data set.
 
-N steps, E episodes, T tasks, B rows of a batch, K calls in the window, F features, A actions.
+Only training bins become steps: no window holds a held-out time.
+
+N steps, E episodes, T tasks, B rows of a batch, K calls in the window, F features of the context,
+A actions.
 """
 
 import math
@@ -190,7 +205,12 @@ class Steps:
         return following, following == end
 
     def charged(self, lambda_switch: float, lambda_congestion: float) -> Self:
-        """Rewards less the costs of changes and of congestion, in units of NCCL's default."""
+        """These steps with the costs of config changes and of congestion taken off the rewards.
+
+        Both in units of NCCL's default: `lambda_switch` for a step whose action is not that of the
+        step before it in its episode, `lambda_congestion` for each unit of interference level; an
+        unknown level costs nothing.
+        """
         if not lambda_switch and not lambda_congestion:
             return self
         changed = np.diff(self.action, prepend=self.action[:1]) != 0
@@ -232,7 +252,12 @@ def reward(time_us: Any, reference_us: Any) -> Any:
 
 
 def with_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
-    """Add `reference_us`, from training repeats, and `reference_measured` (at this size)."""
+    """Add `reference_us`, and whether it was measured at this size, to measurement rows.
+
+    Args:
+        frame: measurement rows that need a reference.
+        training: the rows that references may be taken from (training repeats only).
+    """
     untouched = quiet(_untouched(training))
     median = pl.col("time_us").median()
     same_run = untouched.group_by([*_REFERENCE_KEY, *_RUN]).agg(_same_us=median)

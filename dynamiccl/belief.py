@@ -1,15 +1,22 @@
 """What is believed of a table's times after some measurements, and where that is enough to act.
 
 A table is one collective on one group shape: S sizes and A configs, NCCL's own choice the first.
-The prior of log times has mean and covariance of drawn worlds (`drawn_worlds`), conditioned on
-NCCL's costs; the posterior is in closed form (Rasmussen and Williams 2006, section 2.1), in the
-covariance's R largest directions. The rest is each place's own.
+The prior of its log times is a Gaussian whose mean and covariance are those of drawn worlds on its
+own grid (`drawn_worlds`); NCCL's costs, where they are known, are conditioned on first.
+Measurements give a posterior in closed form (Rasmussen and Williams 2006, section 2.1), in the
+space of the covariance's R largest directions. What these leave out of a place is its own, and so
+is what no drawn machine has: how large that is, config by config, the measurements tell.
 
-It acts only where the gain over NCCL's own choice exceeds `caution` spreads, the config was
-measured within an octave, and NCCL's choice on either side, with a gain there: NCCL changes its
-choice at sizes that nothing foretells. Caution is calibrated on further draws: at most `alpha` of
-the sizes where it acts are slower. A machine is no draw: evidence too unlikely for one widens the
-prior, and the rms of z of octaves left out stretches the spread.
+It acts only where the gain over NCCL's own choice is more than `caution` spreads, the config was
+measured within an octave, and NCCL's choice within an octave on either side, with a gain of more
+than a spread at both of these sizes: NCCL changes its choice at sizes that nothing foretells. As
+many spreads there as here made nothing safer, and took half as many probes again. The caution is
+calibrated on further draws, measured at the very same places: in worlds like those at most `alpha`
+of the sizes at which it acts are slower. A machine is not one of those:
+
+* evidence that is less likely than that of 99 % of the draws widens the prior until it is not;
+* the spread is multiplied by how far octaves that are left out are from what the others say of
+  them (rms of z), where that is more than 1.
 
 N = S x A places, place = size x A + action; R directions; n places measured; W worlds; C of them
 """
@@ -106,7 +113,12 @@ def prior_of(grid: Grid, seed: int = 11) -> Prior:
 def doubted(
     prior: Prior, places: Ints, log_us: Floats, variance: Floats, repeats: Floats
 ) -> Floats:
-    """(n,) variances, larger where fewer than 3 repeats are over 2.5 deviations late."""
+    """(n,) variances: larger where fewer than 3 repeats are slower than all others say.
+
+    A single call is slow by a multiple now and then. What is more than 2.5 standard deviations late
+    gets the variance that makes it so many. A fast one is believed: nothing makes a call faster
+    than the machine is.
+    """
     at, off, found = prior.factors[places], log_us - prior.mean[places], variance
     for _ in range(3):
         precision = 1.0 / (prior.own[places] + OWN**2 + found)

@@ -36,7 +36,14 @@ def explain(
     num_ranks: int,
     system: str | None = None,
 ) -> dict[str, Any]:
-    """Asks the policy at the middle of the bin; raises UserError and UnknownName."""
+    """What a policy directory says of one message size; raises UserError and UnknownName.
+
+    `system` is needed where several have this shape. The policy is asked at the middle of the
+    size's bin, as for a decision table. `predictions`, the fastest config first, hold its time over
+    NCCL's own, channels as read back, and why it may not be chosen; `margin` and `noise_band` are
+    fractions; `gate` is what the gate made of the size (null: none judged the policy), `reason` a
+    sentence, `warnings` why its tables act nowhere, each with what to do.
+    """
     policy = TorchPolicy.load(policy_dir)
     manifest = policy.manifest
     support = _support(manifest, num_nodes, num_ranks, system)

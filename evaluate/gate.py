@@ -1,20 +1,27 @@
 """The gate: from a policy and fresh runs to a policy that may be deployed.
 
-In every size bin of a table the policy's config passes if
+For every size bin of every group shape that a table would be made for:
 
-* its gain exceeds the noise band in fresh runs (`evidence`), at a false discovery rate of `q` over
-  all bins, weighted by the gain that the policy predicts: it says where to look;
-* or, with slack and fewer channels than NCCL's own choice in the fresh runs too, its loss is below
-  the slack: a test of non-inferiority;
-* or it lies unmeasured between two that passed with one config, and NCCL's own choice is the same
-  in all of them (`let_bins_between_pass`).
+* where the policy leaves the choice to NCCL there is nothing to judge;
+* where it wants a config that was measured in that bin, the config's gain over NCCL's default has
+  to exceed the noise band in fresh runs (`evidence`), at a false discovery rate of `q` over all
+  bins, of which those have more in which the policy predicts more gain: it says where to look, and
+  is no evidence;
+* with slack, and a config that takes fewer channels than NCCL's own choice in the fresh runs, too,
+  its loss has to be below the slack instead: a test of non-inferiority;
+* bins that nobody measured, between two that passed with one config, pass with it where NCCL's own
+  choice is the same in all of them (`let_bins_between_pass`);
+* everything else abstains, and so does whatever the data set never had: other hardware, another
+  minor version of NCCL, another group shape.
 
-All else abstains: other hardware, minor versions of NCCL and group shapes, too.
-
-The sweep for it (`plan_gate`) has as many runs as a noncentral t asks for, by each bin's mean gain
-in the training data, less a standard error (the policy chose what looked best), and its deviation.
-Starts of processes cost most: repeats in each are cheaper than more runs. It takes no longer than
-the original sweep: else sizes that this lacked are left out, and then runs.
+The sweep that it needs (`plan_gate`) measures the bins where the policy acts, two configs, often
+enough. How often follows from the policy's training data: in each bin the mean gain, less one
+standard error (the policy chose what looked best), and its deviation between runs, both with the
+variance that the gate would take; its test has the power of a noncentral t. Each run is new
+processes, whose starts are most of the cost: several repeats in each take away noise for less than
+further runs. The proof takes no longer than the sweep that it is of: where it would, sizes that the
+sweep lacked, which need processes of their own, are left to the bins around them, and then there
+are fewer runs, three at least.
 """
 
 import json

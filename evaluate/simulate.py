@@ -388,7 +388,12 @@ Row = dict[str, Any]
 
 
 def make_row(name: str, totals: Sequence[Totals], default: Sequence[Totals], calls: int) -> Row:
-    """Times are true, changes included; in `regret`, against the fastest config, they are free."""
+    """The metrics of a contender; `default` are the totals of NCCL's choice, by seed.
+
+    Times are true, config changes included; `seconds` and `seed_seconds` of one job's calls,
+    `over_default` is time / NCCL's own - 1, and `job_over_default` the same of whole jobs, compute
+    included. `regret` is time / fastest config of each call - 1, where changes cost nothing.
+    """
     all_calls = calls * sum(len(each.total_us) for each in totals)
 
     def share(what: Callable[[Totals], float]) -> float:

@@ -1,12 +1,24 @@
-"""Networks in TorchScript: window encoders, trunk, a state for jobs, and heads.
+"""The networks: window encoders, the trunk that adds the context, a state for jobs, and heads.
 
-B batch, K calls in the window, W features of a call, F features of the context, H hidden size, A
-actions, C cells of NCCL's cost table, G action features, U units
+    B batch, K calls in the window, W features of a call, F features of the context, H hidden size,
+    A actions, C cells of NCCL's cost table, G action features, U units
 
-A bad protocol is 50 times slower, and what has to be told apart is 2 %: heads predict z = log(-Q),
-the log of time over reference (Pohlen et al. 2018, section 3.2). Dueling (Wang et al. 2016) is
-anchored at action 0: no Q depends on the mask. With actions as inputs (`ActionHead`)
-z_a = V(task) + n(task, a) + c_a - (n(task, 0) + c_0), c being ln of NCCL's cost if known, else 0.
+All of it is TorchScript: what is trained is what is exported.
+
+Rewards are -time/reference: a bad protocol is 50 times slower, and what has to be told apart is
+2 %. So a head predicts z = log(-Q), the log of time over reference, and the loss is taken in z (a
+value rescaling as in Pohlen et al. 2018, section 3.2); Q = -exp(z) stays the plain reward.
+
+Dueling (Wang et al. 2016, section 3): z_a = V + A_a - A_0. Anchored at action 0 instead of at the
+mean, V is the value of abstaining, and no Q value depends on what the mask allows.
+
+With actions as inputs (`ActionHead`), configs share what is learned of them: a rare channel count
+is near its neighbours, and a cell is what NCCL's own cost model says of it, give or take:
+
+    z_a = V(task) + n(task, a) + c_a  -  (n(task, 0) + c_0)
+
+with c the logarithm of NCCL's own cost where it is known, so that the network learns how far that
+is off; or 0 (data.py). A cell that NCCL does not take, where its costs are known, is no choice.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,8 +1,12 @@
-"""Learning from recorded steps: d3rlpy's Q learning on our networks, and its batches.
+"""Learning from recorded steps: d3rlpy's Q learning on our networks, and what draws its batches.
 
-d3rlpy is imported here alone, without gym's notice of retirement, and without PRDC, whose
-scikit-learn takes two or three seconds. The loss is Huber in z = log(-Q), less beta x
-H(softmax(-z)) over allowed actions (Mnih et al. 2016, section 4; Pensieve section 4.2).
+d3rlpy is imported here alone. Two things are settled before: gym, which it still imports, does not
+print its notice of retirement; and it is without PRDC, an algorithm that no recipe has, for which
+it would import scikit-learn, two or three seconds of every process.
+
+The loss is a Huber loss in z = log(-Q), less beta x H(softmax(-z)) over the allowed actions
+(entropy: Mnih et al. 2016, section 4; Pensieve section 4.2), so that predictions do not part before
+the data says so. Behaviour cloning has the cross entropy of -z with the actions taken.
 
 N steps, E episodes, B rows of a batch, A actions.
 """

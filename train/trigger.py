@@ -1,7 +1,14 @@
-"""The Trigger (docs/trigger.md), a detector over many streams, and what cells feel of a level.
+"""The Trigger: what it computes, a detector over many streams, and what cells feel of a level.
 
-A *stream* is the calls of one task key under one config. Residuals and references are in units of
-its scale. N streams, S numbers a stream.
+What it computes, point by point, is in docs/trigger.md. A *stream* is the calls of one task key
+under one config. Its state is a row of numbers: many streams advance at once, and a call of a
+stream is one step. Residuals and references are in units of the stream's scale.
+
+A level says by how much calls were slower than quiet, under a config that felt it. Others need not
+feel it alike: what slows host threads slows rings and not NVLS. So of each cell there is a share: a
+call under it takes 1 + share x level times its quiet time (`level_shares_of`).
+
+N streams, S numbers a stream.
 """
 
 import json

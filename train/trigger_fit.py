@@ -1,11 +1,18 @@
-"""Trains a Trigger: quiet series in, thresholds, a tracked run and `trigger.pt` out.
+"""Trains a Trigger on a data set: quiet series in, thresholds, a tracked run and `trigger.pt` out.
 
-A *series* is calls of one task key under one config: from `calls` of jobs, and per-iteration times
-of sweeps that ran alone. Averages of nccl-tests vary less, and only stand in. The forecaster learns
-quiet times, its history frozen while a sum is above zero, as deployed.
+A *series* is calls of one task key under one config, in order: from the `calls` of jobs, and from
+the per-iteration times of sweeps that ran alone. Averages of nccl-tests, which vary less than calls
+do, are used only where there is nothing else, and that is told.
 
-Where the sums leave zero and come back is one *excursion*; those that reach a threshold are its
-false alarms. The tail of their peaks is exponential (a random walk with negative drift).
+The forecaster learns from quiet calls with injected slowdowns; the target is the quiet time. The
+module runs as it will be deployed, its history frozen while a sum is above zero, so that the LSTM
+learns what is worth knowing of a history with holes in it.
+
+Thresholds keep a false alarm rate, by simulated run lengths: the whole detector runs on streams
+drawn from quiet calls, without a threshold. Where its sums leave zero and come back there is one
+*excursion*; a threshold has as many false alarms as there are excursions that reach it. Far out in
+the tail the peaks of excursions are exponential (a random walk with negative drift), and that is
+fitted to the largest.
 """
 
 import copy

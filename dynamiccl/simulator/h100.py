@@ -1,10 +1,16 @@
-"""H100 nodes on InfiniBand: NCCL 2.27's cost model, and measured corrections (ORIGIN.md).
+"""H100 nodes on InfiniBand: NCCL's cost model for them, and measured corrections.
+
+`default_model` is NCCL 2.27's own cost model (default/), the one by which the *default* decides.
+`true_us` is the same model times published factors that were fitted to nccl-tests runs; where
+neither channels nor a chunk are asked for nothing else is added, so the gap between the default and
+the best algorithm and protocol is the gap that those measurements show. ORIGIN.md says where the
+figures come from.
 
     time_us = latency_us + bytes / (1000 x algbw_gbytes_per_s)
 
-`true_us` is `default_model` times published factors fitted to nccl-tests runs, so the gap from
-default to best is measured. The effects of requested channels and chunks (AutoCCL's form, relative
-to NCCL's own number) and the noise are *ours and fitted to nothing*.
+What a number of channels or a chunk does is *ours and fitted to nothing*, like the noise. Its form
+is AutoCCL's (`physics.saturating`), in channels over their best number: the transfer lasts so many
+times as long as with NCCL's own number, for which everything else is stated.
 """
 
 import csv

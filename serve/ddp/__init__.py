@@ -234,9 +234,14 @@ class Step:
 
 
 class NetSense:
-    """A rank's state; one for each DistributedDataParallel model, whose process group it uses.
+    """What a rank knows and decides; one for each DistributedDataParallel model.
 
-    `report(stats, step)` is called after every step, on the rank's own thread.
+    Args:
+        model: the model whose gradients are exchanged; its process group is used.
+        settings: every constant; by default mode "model".
+        report: called as `report(stats, step)` after every step, on this rank's own thread;
+            `mlflow.log_metrics` fits.
+        clock: where times come from; by default the host's for gloo and the GPU's for NCCL.
     """
 
     def __init__(

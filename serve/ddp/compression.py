@@ -90,11 +90,18 @@ def compress(
     kept: torch.Tensor | None = None,
     turn: int = 0,
 ) -> torch.Tensor:
-    """The bytes that a rank sends, (k * (4 + value bytes),), padded to whole words.
+    """The bytes that a rank sends, (k * (4 + value bytes),), filled up to whole words.
 
-    `gradient` (n,) of any float type; `residual` (n,) of 32 bits is changed in place; `kept` (n,)
-    is false where pruning drops what is owed. A gradient that is not finite is sent as NaN and
-    leaves `residual`, so that a GradScaler on every rank sees it.
+    Args:
+        gradient: (n,), any floating type.
+        residual: (n,) of 32 bits, the error feedback; changed in place.
+        decision: how many values, and of how many bits.
+        kept: (n,) of bool, false where pruning takes out what would be sent, which is lost; None
+            for no pruning.
+        turn: any number that changes from step to step.
+
+    A gradient that is not finite is sent as NaN in all places and leaves the error feedback as it
+    was: every rank then sees it, as a GradScaler needs.
     """
     count = decision.count(gradient.numel())
     if not bool(torch.isfinite(gradient.sum())):

@@ -1,23 +1,33 @@
-"""What online searches share, and AutoCCL's search (Xu et al., NSDI 2025, section 3).
+"""What online searches share, the space and the interface; and AutoCCL's search.
 
-A space holds the choices that exist; a step along an axis passes over a **hole**, a combination
-that is invalid or was not measured. Algorithm, protocol and transport make the *subspace*, whose
-*axes* are channels, threads and chunk size. Threads and transport are fixed when a process starts:
-a running job's space has configs alone.
+A space is made of the choices that exist, which need not fill a grid. A **hole** is a combination
+that is not among them (invalid, or nobody measured it): it can never run, so a step along an axis
+passes over it to the next choice there is. After AutoCCL (Xu et al., NSDI 2025, section 3):
+algorithm, protocol and transport make the *subspace*; channels, threads and chunk size are its
+*axes*, whose values are ordered. Threads and transport are fixed when a process starts: a space for
+a running job is made of configs alone.
+
+A tuner decides one call after the other, each task key on its own, and is told what the calls took:
 
     tuner = AutoCcl(lambda key: space)          # or PolicySearch(lambda key: space, prior_of)
     while job:
         action = tuner.ask(key)                 # index into space.choices; any hashable key
-        tuner.tell(key, time_of(action))        # us
+        tuner.tell(key, time_of(action))        # us, of the call that ran what was asked
 
-* `ask` changes nothing. Where decisions take effect calls later, tell what ran, too; the tuner
-  goes on asking until it hears of what it asked for.
-* The *incumbent*, `best`, is what the tuner would settle on; a *probe* ran something else.
+* `ask` changes nothing: until it is told, a tuner answers the same.
+* Where a decision takes effect some calls later, say what ran: `tell(key, time_us, action)`. Times
+  of another action than the one last asked for are no answer to it; the tuner goes on asking.
+* `best` is the *incumbent*, what the tuner would settle on now. A call that ran something else was
+  a *probe*. The first incumbent is NCCL's own choice, or ours begins at `SearchSpace.begin`.
+* `alarm` says that the surroundings changed (the Trigger agent): what was measured is old.
 * Equal times give equal answers. No clock, no thread, no chance, no torch.
 
-**AutoCCL** (algorithm 1) visits the subspaces in turn, that of NCCL's own choice first, descends in
-each (algorithm 2) and keeps the fastest config. It predicts nothing, sets a probe's cost no
-limit, and never searches again.
+Keys are opened by the first `ask` or `tell`. A settled key costs a few microseconds a call.
+
+**AutoCCL** (algorithm 1) visits the subspaces one after the other, that of NCCL's own choice first,
+descends in each (algorithm 2), keeps the fastest config of all. Each call runs one candidate until
+the search is over: no prediction, no limit on the cost of a probe, no spreading over time. It never
+searches again.
 """
 
 import math
@@ -59,10 +69,15 @@ DEFAULT: Final = Choice()
 
 
 class SearchSpace:
-    """Choices by action index, those that may not be played included.
+    """Choices by action index. Actions that may not be played keep their index and are left out.
 
-    `actions` may be played, among them `default`, NCCL's own choice, which is in no subspace and
-    comes to `default_runs`, where known. `begin` runs first.
+    Attributes:
+        choices: what each action stands for.
+        default: the action that is NCCL's own choice.
+        actions: those that may be played, in ascending order, the default among them.
+        subspaces: the actions of each subspace; the default is in none.
+        default_runs: what NCCL's own choice comes to, where that is known.
+        begin: the action that runs before anything was tried.
     """
 
     def __init__(

@@ -1,12 +1,17 @@
-"""Asynchronous advantage actor-critic (Mnih et al. 2016) in simulated worlds.
+"""Asynchronous advantage actor-critic (Mnih et al. 2016) in the simulated worlds of a recipe.
 
-T rounds, S = T + 1, N jobs, K task keys, R = N x K rows, B rows of any rounds, A actions, H
-decisions that are seen, W calls in a window, F features, U units of a job's state
+    T rounds, S = T + 1, N jobs, K task keys, R = N x K rows (a row is a task key of a job), B rows
+    of any rounds, A actions, H decisions that are seen, W calls in a window, F features, U units
+    of a job's state
 
-The critic alone also sees pending decisions and what the last round earned: then a constant delay
-is none (Katsikopoulos and Engelbrecht 2003). Actor-learners are processes that share weights and
-RMSProp's statistics without locks (Hogwild). Not as in the paper: an actor learns from several
-jobs, and gradients are clipped.
+What is exported is the actor, which sees what a brain shows: window and context. The critic, which
+only training asks, sees pending decisions, too, and what the last round earned: so a delayed reward
+is no surprise to it (Katsikopoulos and Engelbrecht 2003: a constant delay is none where the state
+holds what was decided).
+
+Each actor-learner is a process with a simulated world of its own; weights and RMSProp's statistics
+are in shared memory and updated without locks (Hogwild). Not as in the paper: an actor plays
+several jobs at once and learns from all their keys; gradients are clipped.
 """
 
 import contextlib
@@ -389,7 +394,12 @@ _MOST_NORM: Final = 40.0
 
 
 class SharedRmsProp:
-    """RMSProp shared without a lock (Mnih et al. 2016); torch's has epsilon outside of the root."""
+    """RMSProp with a statistic shared by all actors, updated without a lock (Mnih et al. 2016).
+
+        g <- alpha g + (1 - alpha) d^2,    theta <- theta - eta d / sqrt(g + epsilon)
+
+    `torch.optim.RMSprop` adds epsilon outside of the root, and keeps one statistic a process.
+    """
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self.parameters = list(parameters)
