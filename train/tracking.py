@@ -87,12 +87,17 @@ def database_of(tracking_uri: str) -> Path | None:
     return Path(rest) if separator and scheme.startswith("sqlite") and rest else None
 
 
+#: What MLflow takes without a scheme (`mlflow/utils/uri.py`, 3.17).
+_NO_PATHS: Final = ("databricks", "databricks-uc", "uc")
+
+
 def absolute_uri(tracking_uri: str) -> str:
     """The URI with an absolute path, for other working directories."""
     database = database_of(tracking_uri)
     if database is not None:
         return f"{tracking_uri.partition(':///')[0]}:///{database.absolute()}"
-    return tracking_uri if ":" in tracking_uri else str(Path(tracking_uri).absolute())
+    is_path = ":" not in tracking_uri and tracking_uri not in _NO_PATHS
+    return str(Path(tracking_uri).absolute()) if is_path else tracking_uri
 
 
 def check_there(tracking_uri: str, named: str) -> None:

@@ -23,6 +23,7 @@ from dynamiccl.train.tracking import (
     EXPERIMENT_TAGS,
     VIEW_KEY,
     Run,
+    absolute_uri,
     open_run,
     policy_directory,
     reopen_run,
@@ -151,6 +152,11 @@ def test_the_saved_view_sorts_by_a_metric_and_names_metrics_that_runs_log(traine
         kind, name = column.replace("`", "").split(".", 1)
         known = {"metrics": data.metrics, "params": data.params, "attributes": {"Dataset"}}
         assert name in known[kind]
+
+
+@pytest.mark.parametrize("uri", ["databricks", "uc", "http://node:5000"])
+def test_a_store_that_mlflow_knows_by_name_is_no_path(uri: str) -> None:
+    assert absolute_uri(uri) == uri
 
 
 def test_the_default_store_is_that_of_the_working_directory(
