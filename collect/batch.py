@@ -33,8 +33,8 @@ ENDED: Final = frozenset({
 })  # fmt: skip
 #: Such a job may wait for ever, where no node is down (squeue(1)).
 _TOO_MUCH: Final = frozenset({"PartitionNodeLimit", "PartitionTimeLimit"})
-#: An option of sbatch; of the short ones `-a` alone matters to us.
-_OPTION: Final = re.compile(r"(?!--array\b|-a)--?[A-Za-z][^\n]*")
+#: An option of sbatch, and no array; getopt takes `--ar`, too.
+_OPTION: Final = re.compile(r"(?!--ar{1,2}a?y?\b|-a)--?[A-Za-z][^\n]*")
 #: For a busy controller (its own MessageTimeout is 10 by default).
 _ANSWER_S: Final = 60.0
 #: Where Slurm is (sbatch(1), "INPUT ENVIRONMENT VARIABLES").

@@ -86,7 +86,11 @@ def test_the_whole_script() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["time=1", "module load nccl", "--a\nrm -rf /", "-a 1", "--array=1-4"]
+    "line",
+    [
+        *("time=1", "module load nccl", "--a\nrm -rf /", "-a 1", "--array=1-4"),
+        *("--ar 1", "--arr=1-2", "--arra=1-2"),  # getopt takes what is unambiguous
+    ],
 )
 def test_a_line_that_is_no_option_or_asks_for_an_array_is_refused(line: str) -> None:
     with pytest.raises(InvalidSweep, match=r"one option a line, .* and no --array"):
