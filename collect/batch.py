@@ -163,12 +163,15 @@ def queue_again(script: Path, environ: Mapping[str, str]) -> None:
 
 def _submit(script: Path, *options: str) -> str:
     """The new job's number; options given here win over the script's."""
-    # Else the next job would inherit this one's variables, such as memory per CPU.
+    # Else the next job would inherit this one's variables, such as memory per CPU, and our LC_ALL.
     ours = [n for n in os.environ if n.startswith("SLURM_") and n not in _KEPT]
-    drop = [word for name in ours for word in ("-u", name)]
-    ran = _slurm("env", *drop, "sbatch", "--parsable", *options, str(script))
-    # "1234", or "1234;cluster", behind warnings.
-    found = re.fullmatch(r"(\d+)(;.*)?", ran.last_line)
+    drop = [word for name in (*ours, "LC_ALL") for word in ("-u", name)]
+    locale = [f"LC_ALL={os.environ['LC_ALL']}"] if "LC_ALL" in os.environ else []
+    ran = _slurm("env", *drop, *locale, "sbatch", "--parsable", *options, str(script))
+    # "1234", or "1234;cluster", among warnings and what a site's wrapper says.
+    found = re.search(r"^(\d+)(;.*)?$", ran.output, re.MULTILINE)
+    if ran.returncode == 127:
+        raise MachineError(f"no sbatch on PATH: {_words(ran)}; run this where Slurm's commands are")
     if not ran.worked or found is None:
         raise MachineError(
             f"sbatch refused {script}: {_words(ran)}; correct launcher.sbatch_header or the "

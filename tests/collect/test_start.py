@@ -191,6 +191,13 @@ def test_what_slurm_refuses_or_does_not_answer_is_said(
     played.command("sbatch", "echo 'invalid partition' >&2; exit 1")
     with pytest.raises(MachineError, match=r"invalid partition; correct launcher\.sbatch_header"):
         played.submit()
+    (played.folder / "sbatch").unlink()
+    with monkeypatch.context() as patched:
+        (played.folder / "env").symlink_to("/usr/bin/env")
+        (played.folder / "cat").symlink_to("/bin/cat")
+        patched.setenv("PATH", str(played.folder))
+        with pytest.raises(MachineError, match="no sbatch on PATH: .*; run this where Slurm's"):
+            played.submit()
     monkeypatch.setattr(batch, "_ANSWER_S", 0.3)
     played.command("sbatch", "exec sleep 60")
     with pytest.raises(
@@ -262,16 +269,22 @@ def test_a_job_whose_machine_fails_is_queued_again_if_it_measured_something(
     assert played.asked("scontrol") == ["scontrol requeue 77"] * number
 
 
+@pytest.mark.parametrize("locale", ["", "LC_ALL=POSIX "])
 def test_where_slurm_refuses_to_requeue_another_job_follows_without_our_variables(
-    played: Played, monkeypatch: pytest.MonkeyPatch
+    locale: str, played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("LC_ALL", raising=False)
+    if locale:
+        monkeypatch.setenv("LC_ALL", "POSIX")
     for name in ("SLURM_RESTART_COUNT", "SLURM_CONF", "NCCL_DEBUG"):
         monkeypatch.setenv(name, "x")
     played.command("scontrol", "echo 'presently disabled' >&2; exit 1")
-    variables = "env | cut -d= -f1 | grep -E 'SLURM|NCCL' | sort | xargs >> asked"
-    played.command("sbatch", f"{variables}; echo warning >&2; echo '78;cluster-b'")
+    variables = "echo env $(env | grep -E '^(SLURM|NCCL|LC_ALL)' | sort) >> asked"
+    # A site's wrapper may add a word of its own, and another number.
+    says = "echo warning >&2; echo '78;cluster-b'; echo account physics; echo 5"
+    played.command("sbatch", f"{variables}; {says}")
     queue_again(played.script, {"SLURM_JOB_ID": "77"})
     assert played.asked("scontrol") == ["scontrol requeue 77"]
     wanted = f"sbatch --parsable --dependency=afterany:77 {played.script}"
     assert played.asked("sbatch") == [wanted]
-    assert played.asked("NCCL") == ["NCCL_DEBUG SLURM_CONF"]
+    assert played.asked("env") == [f"env {locale}NCCL_DEBUG=x SLURM_CONF=x"]
