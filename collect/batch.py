@@ -1,6 +1,7 @@
 """A sweep as a Slurm batch job; needs no accounting database, and nobody watches it.
 
     OUT/.slurm/NAME.sbatch    the script; it resumes the sweep, so it may run any number of times
+    OUT/.slurm/NAME/          a lock, while it is submitted
     OUT/.slurm/NAME-JOB.out   what the job printed
 
 Slurm sends SIGUSR1 to the batch shell before the time limit. The shell replaces itself by the sweep
@@ -58,8 +59,9 @@ class RunOptions:
 def submit_sweep(sweep: Sweep, options: RunOptions) -> dict[str, Any]:
     """Submit the sweep as a batch job, unless its job waits or runs, or it is complete.
 
-    Without a job (null) the state is how the sweep ended: done or budget. Raises UserError,
-    InvalidSweep for a header line, and MachineError where Slurm refuses or does not answer.
+    Without a job (null) the state is how the sweep ended: done or budget. Raises UserError
+    (another call submits it now, too), InvalidSweep for a header line, and MachineError where Slurm
+    refuses or does not answer.
     """
     folder = journal.journal_folder(sweep, options.out)
     script = script_path(options.out, sweep.file.name)
@@ -73,9 +75,13 @@ def submit_sweep(sweep: Sweep, options: RunOptions) -> dict[str, Any]:
                 f"waits or runs (what it said: {script.with_suffix('')}-*.out); go on with "
                 "--resume, or take another --out or name"
             )
-        script.parent.mkdir(parents=True, exist_ok=True)
-        script.write_text(text, encoding="utf-8")
-        job = _submit(script), "submitted"
+        asking = script.with_suffix("")
+        asking.mkdir(parents=True, exist_ok=True)
+        with journal.hold(asking):
+            job = find(script)  # another call may have been quicker
+            if job is None:
+                script.write_text(text, encoding="utf-8")
+                job = _submit(script), "submitted"
     number, state = job or (None, ended)
     launches, done = journal.progress_on_disk(folder)
     trials = make_strategy(sweep.file, sweep.trials).expected_picks()

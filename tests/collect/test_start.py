@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -196,7 +197,7 @@ def test_what_slurm_refuses_or_does_not_answer_is_said(
         (played.folder / "env").symlink_to("/usr/bin/env")
         (played.folder / "cat").symlink_to("/bin/cat")
         patched.setenv("PATH", str(played.folder))
-        with pytest.raises(MachineError, match="no sbatch on PATH: .*; run this where Slurm's"):
+        with pytest.raises(MachineError, match=r"no sbatch on PATH: .*; run this where Slurm's"):
             played.submit()
     monkeypatch.setattr(batch, "_ANSWER_S", 0.3)
     played.command("sbatch", "exec sleep 60")
@@ -288,3 +289,23 @@ def test_where_slurm_refuses_to_requeue_another_job_follows_without_our_variable
     wanted = f"sbatch --parsable --dependency=afterany:77 {played.script}"
     assert played.asked("sbatch") == [wanted]
     assert played.asked("env") == [f"env {locale}NCCL_DEBUG=x SLURM_CONF=x"]
+
+
+def test_two_calls_at_once_submit_one_job(played: Played) -> None:
+    line = f"77|PENDING|None||{played.script}"
+    played.command(
+        "squeue", f"has=$(grep -c sbatch asked); sleep 0.5; [ $has = 0 ] || echo '{line}'"
+    )
+    played.command("sbatch", "sleep 0.5; echo 77")
+
+    def submit(_: int) -> str:
+        try:
+            return str(played.submit()["job"])
+        except UserError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        told = list(pool.map(submit, range(2)))
+    assert len(played.asked("sbatch")) == 1
+    assert "77" in told
+    assert all(one == "77" or "already; wait for it" in one for one in told)
