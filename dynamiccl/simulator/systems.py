@@ -49,12 +49,12 @@ from dynamiccl.simulator.system import (
     Launch,
     Parts,
 )
-from dynamiccl.simulator.toml_table import Table, parse_toml, toml_value
+from dynamiccl.simulator.toml_table import Table, parse_toml, toml_names, toml_value
 
 _SUFFIX: Final = ".toml"
 _SHIPPED: Final = resources.files("dynamiccl.simulator") / "systems"
 #: Systems that a shipped TOML file describes.
-PARAMETRIC: Final = tuple(sorted(p.name.removesuffix(_SUFFIX) for p in _SHIPPED.iterdir()))
+PARAMETRIC: Final = tuple(toml_names(_SHIPPED))
 #: All that ship.
 SYSTEMS: Final = (H100System.name, *PARAMETRIC)
 #: Threads that `NCCL_NTHREADS` may ask for, in steps of a warp.
