@@ -1,6 +1,7 @@
 """A sweep as a Slurm batch job; needs no accounting database, and nobody watches it.
 
     OUT/.slurm/NAME.sbatch    the script; it resumes the sweep, so it may run any number of times
+    OUT/.slurm/NAME/          a lock, while it is submitted
     OUT/.slurm/NAME-JOB.out   what the job printed
 
 Slurm sends SIGUSR1 to the batch shell before the time limit. The shell replaces itself by the sweep
@@ -33,8 +34,8 @@ ENDED: Final = frozenset({
 })  # fmt: skip
 #: Such a job may wait for ever, where no node is down (squeue(1)).
 _TOO_MUCH: Final = frozenset({"PartitionNodeLimit", "PartitionTimeLimit"})
-#: An option of sbatch; of the short ones `-a` alone matters to us.
-_OPTION: Final = re.compile(r"(?!--array\b|-a)--?[A-Za-z][^\n]*")
+#: An option of sbatch, and no array; getopt takes `--ar`, too.
+_OPTION: Final = re.compile(r"(?!--ar{1,2}a?y?\b|-a)--?[A-Za-z][^\n]*")
 #: For a busy controller (its own MessageTimeout is 10 by default).
 _ANSWER_S: Final = 60.0
 #: Where Slurm is (sbatch(1), "INPUT ENVIRONMENT VARIABLES").
@@ -58,8 +59,9 @@ class RunOptions:
 def submit_sweep(sweep: Sweep, options: RunOptions) -> dict[str, Any]:
     """Submit the sweep as a batch job, unless its job waits or runs, or it is complete.
 
-    Without a job (null) the state is how the sweep ended: done or budget. Raises UserError,
-    InvalidSweep for a header line, and MachineError where Slurm refuses or does not answer.
+    Without a job (null) the state is how the sweep ended: done or budget. Raises UserError
+    (another call submits it now, too), InvalidSweep for a header line, and MachineError where Slurm
+    refuses or does not answer.
     """
     folder = journal.journal_folder(sweep, options.out)
     script = script_path(options.out, sweep.file.name)
@@ -73,9 +75,13 @@ def submit_sweep(sweep: Sweep, options: RunOptions) -> dict[str, Any]:
                 f"waits or runs (what it said: {script.with_suffix('')}-*.out); go on with "
                 "--resume, or take another --out or name"
             )
-        script.parent.mkdir(parents=True, exist_ok=True)
-        script.write_text(text, encoding="utf-8")
-        job = _submit(script), "submitted"
+        asking = script.with_suffix("")
+        asking.mkdir(parents=True, exist_ok=True)
+        with journal.hold(asking):
+            job = find(script)  # another call may have been quicker
+            if job is None:
+                script.write_text(text, encoding="utf-8")
+                job = _submit(script), "submitted"
     number, state = job or (None, ended)
     launches, done = journal.progress_on_disk(folder)
     trials = make_strategy(sweep.file, sweep.trials).expected_picks()
@@ -163,12 +169,15 @@ def queue_again(script: Path, environ: Mapping[str, str]) -> None:
 
 def _submit(script: Path, *options: str) -> str:
     """The new job's number; options given here win over the script's."""
-    # Else the next job would inherit this one's variables, such as memory per CPU.
+    # Else the next job would inherit this one's variables, such as memory per CPU, and our LC_ALL.
     ours = [n for n in os.environ if n.startswith("SLURM_") and n not in _KEPT]
-    drop = [word for name in ours for word in ("-u", name)]
-    ran = _slurm("env", *drop, "sbatch", "--parsable", *options, str(script))
-    # "1234", or "1234;cluster", behind warnings.
-    found = re.fullmatch(r"(\d+)(;.*)?", ran.last_line)
+    drop = [word for name in (*ours, "LC_ALL") for word in ("-u", name)]
+    locale = [f"LC_ALL={os.environ['LC_ALL']}"] if "LC_ALL" in os.environ else []
+    ran = _slurm("env", *drop, *locale, "sbatch", "--parsable", *options, str(script))
+    # "1234", or "1234;cluster", among warnings and what a site's wrapper says.
+    found = re.search(r"^(\d+)(;.*)?$", ran.output, re.MULTILINE)
+    if ran.returncode == 127:
+        raise MachineError(f"no sbatch on PATH: {_words(ran)}; run this where Slurm's commands are")
     if not ran.worked or found is None:
         raise MachineError(
             f"sbatch refused {script}: {_words(ran)}; correct launcher.sbatch_header or the "

@@ -153,8 +153,8 @@ class Journal:
     def __init__(self, sweep: Sweep, out: Path, folder: Path, runner: str, *, resume: bool) -> None:
         self._sweep, self._out, self._folder, self._runner = sweep, out, folder, runner
         keys = "\n".join(trial.key for trial in sweep.trials)
-        # Layout of launches and journal (5: no launch forces one config).
-        grid = {"trials": _digest(keys), "runner": runner, "layout": "5"}
+        # Layout of launches and journal (6: no round tries failures again).
+        grid = {"trials": _digest(keys), "runner": runner, "layout": "6"}
         path = folder / "sweep.json"
         if not path.is_file():
             _write_atomically(path, json.dumps(grid))

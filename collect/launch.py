@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from itertools import cycle, pairwise, takewhile
 from pathlib import Path
 from typing import Any, Final
@@ -177,6 +178,13 @@ class NcclTestsRunner(Runner):
                 f"interference kind '{kind}' runs PyTorch, with one communicator, a collective "
                 "that a tuner is asked about, and neither uint32, uint64 nor f8; give "
                 f"{setting.key} a sweep of its own"
+            )
+        needs = ("torch", "triton")[: 1 + (kind == PERSISTENT)] if setting.is_beside else ()
+        lacking = [name for name in needs if find_spec(name) is None]
+        if lacking and container is None:
+            raise MachineError(
+                f"interference kind '{kind}' runs {lacking[0]}, which is not installed: pip "
+                "install '.[train]', with a torch built for CUDA"
             )
         if setting.split and not launcher.is_distributed:
             raise InvalidSweep(

@@ -23,6 +23,8 @@ from dynamiccl.schedule import BlockState, PlayReport, Schedule, totals_of
 SCHEDULE_NAME: Final = "schedule"
 REPORT_NAME: Final = "report"
 JSON_NAME: Final = "rows.json"
+#: Blocks of one process; a longer schedule is cut by cycles.
+_MOST_BLOCKS: Final = 20_000
 #: Out-of-place and in-place, which every tunable benchmark runs.
 HALVES: Final = 2
 #: Override the requested config (`src/graph/tuning.cc`).
@@ -213,7 +215,7 @@ class Grid:
         return [trial for trial in self.blocks[block:] if id(trial) in asked]
 
 
-def deal(launch: Launch, *, max_blocks: int = 20_000) -> Grid:
+def deal(launch: Launch) -> Grid:
     """Deal trials to cycles, a size's order seeded by the launch's id; the default fills gaps."""
     walk = max(walks(trial.size_bytes for trial in launch.trials), key=len)
     hands = []
@@ -221,7 +223,7 @@ def deal(launch: Launch, *, max_blocks: int = 20_000) -> Grid:
         hand = [trial for trial in launch.trials if trial.size_bytes == size]
         random.Random(f"{launch.id}:{size}").shuffle(hand)
         hands.append(hand)
-    depth = min(max(map(len, hands)), max(1, max_blocks // len(walk)))
+    depth = min(max(map(len, hands)), max(1, _MOST_BLOCKS // len(walk)))
     known = (trial.repeat for trial in launch.trials if trial.config == ABSTAIN)
     # Fillers of a continuing launch are numbered above the first one's.
     first = max(known, default=-1) + 1 + launch.id.count("~") * 1_000_000

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 from dynamiccl.errors import CorruptFile, UnknownName
 from dynamiccl.nccl import Algorithm, NcclVersion, Protocol
 from dynamiccl.simulator.system import Group
+from dynamiccl.simulator.toml_table import toml_names
 
 Triple = tuple[float, float, float]
 _FOLDER: Final = "machines"
@@ -152,8 +153,7 @@ def _span(ends: tuple[int, int]) -> str:
 
 def machine_names() -> list[str]:
     """Names of the built-in machines."""
-    folder = resources.files(__package__).joinpath(_FOLDER)
-    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir())
+    return toml_names(resources.files(__package__).joinpath(_FOLDER))
 
 
 @cache

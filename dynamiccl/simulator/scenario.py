@@ -22,7 +22,7 @@ import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from dynamiccl.errors import MissingPath, UnknownName
-from dynamiccl.simulator.toml_table import Table, parse_toml
+from dynamiccl.simulator.toml_table import Table, parse_toml, toml_names
 
 Float64Array = npt.NDArray[np.float64]
 Process = Generator[Float64Array, Float64Array]
@@ -176,7 +176,7 @@ class Scenario(Table):
 
 def shipped_scenarios() -> list[str]:
     """Names of the built-in scenarios."""
-    return sorted(file.name.removesuffix(_SUFFIX) for file in _SHIPPED.iterdir())
+    return toml_names(_SHIPPED)
 
 
 def find_scenario(name_or_path: str) -> Scenario:

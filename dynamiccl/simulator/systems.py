@@ -48,11 +48,11 @@ from dynamiccl.simulator.system import (
     Launch,
     Parts,
 )
-from dynamiccl.simulator.toml_table import Table, parse_toml, toml_value
+from dynamiccl.simulator.toml_table import Table, parse_toml, toml_names, toml_value
 
 _SUFFIX: Final = ".toml"
 _SHIPPED: Final = resources.files("dynamiccl.simulator") / "systems"
-PARAMETRIC: Final = tuple(sorted(p.name.removesuffix(_SUFFIX) for p in _SHIPPED.iterdir()))
+PARAMETRIC: Final = tuple(toml_names(_SHIPPED))
 SYSTEMS: Final = (H100System.name, *PARAMETRIC)
 #: Of `NCCL_NTHREADS`.
 MIN_THREADS, MAX_THREADS, WARP = 64, 512, 32

@@ -256,6 +256,26 @@ def test_what_pytorch_does_not_run_is_refused_before_anything_runs(
         runner.check(feasible(made))
 
 
+@pytest.mark.parametrize(("kind", "lacks"), [("matmul", "torch"), ("persistent-matmul", "triton")])
+def test_package_that_is_not_there_is_told_before_anything_runs(
+    kind: str, lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = f'[{{ kind = "none" }}, {{ kind = "{kind}", level = 96 }}]'
+    monkeypatch.setattr(
+        "dynamiccl.collect.launch.find_spec", lambda name: None if name == lacks else name
+    )
+
+    def check(launcher: str) -> None:
+        made = sweep(algorithms="[]", interference=table, launcher=launcher)
+        NcclTestsRunner(made.file, site(made, tmp_path, None)).check(feasible(made))
+
+    with pytest.raises(MachineError, match=rf"'{kind}' runs {lacks}, .*install '\.\[train\]'"):
+        check('{ kind = "local" }')
+    # The image has its own.
+    mount = f'"{tmp_path}:{tmp_path}"'
+    check(f'{{ container = {{ runtime = "apptainer", image = "i.sif", mounts = [{mount}] }} }}')
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("level", ["0.5", "8", "4096.5", "1e6"])
 def test_level_is_the_edge_of_the_matrices(level: str, kind: str) -> None:

@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,11 @@ def test_the_whole_script() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["time=1", "module load nccl", "--a\nrm -rf /", "-a 1", "--array=1-4"]
+    "line",
+    [
+        *("time=1", "module load nccl", "--a\nrm -rf /", "-a 1", "--array=1-4"),
+        *("--ar 1", "--arr=1-2", "--arra=1-2"),  # getopt takes what is unambiguous
+    ],
 )
 def test_a_line_that_is_no_option_or_asks_for_an_array_is_refused(line: str) -> None:
     with pytest.raises(InvalidSweep, match=r"one option a line, .* and no --array"):
@@ -187,6 +192,13 @@ def test_what_slurm_refuses_or_does_not_answer_is_said(
     played.command("sbatch", "echo 'invalid partition' >&2; exit 1")
     with pytest.raises(MachineError, match=r"invalid partition; correct launcher\.sbatch_header"):
         played.submit()
+    (played.folder / "sbatch").unlink()
+    with monkeypatch.context() as patched:
+        (played.folder / "env").symlink_to("/usr/bin/env")
+        (played.folder / "cat").symlink_to("/bin/cat")
+        patched.setenv("PATH", str(played.folder))
+        with pytest.raises(MachineError, match=r"no sbatch on PATH: .*; run this where Slurm's"):
+            played.submit()
     monkeypatch.setattr(batch, "_ANSWER_S", 0.3)
     played.command("sbatch", "exec sleep 60")
     with pytest.raises(
@@ -258,16 +270,42 @@ def test_a_job_whose_machine_fails_is_queued_again_if_it_measured_something(
     assert played.asked("scontrol") == ["scontrol requeue 77"] * number
 
 
+@pytest.mark.parametrize("locale", ["", "LC_ALL=POSIX "])
 def test_where_slurm_refuses_to_requeue_another_job_follows_without_our_variables(
-    played: Played, monkeypatch: pytest.MonkeyPatch
+    locale: str, played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("LC_ALL", raising=False)
+    if locale:
+        monkeypatch.setenv("LC_ALL", "POSIX")
     for name in ("SLURM_RESTART_COUNT", "SLURM_CONF", "NCCL_DEBUG"):
         monkeypatch.setenv(name, "x")
     played.command("scontrol", "echo 'presently disabled' >&2; exit 1")
-    variables = "env | cut -d= -f1 | grep -E 'SLURM|NCCL' | sort | xargs >> asked"
-    played.command("sbatch", f"{variables}; echo warning >&2; echo '78;cluster-b'")
+    variables = "echo env $(env | grep -E '^(SLURM|NCCL|LC_ALL)' | sort) >> asked"
+    # A site's wrapper may add a word of its own, and another number.
+    says = "echo warning >&2; echo '78;cluster-b'; echo account physics; echo 5"
+    played.command("sbatch", f"{variables}; {says}")
     queue_again(played.script, {"SLURM_JOB_ID": "77"})
     assert played.asked("scontrol") == ["scontrol requeue 77"]
     wanted = f"sbatch --parsable --dependency=afterany:77 {played.script}"
     assert played.asked("sbatch") == [wanted]
-    assert played.asked("NCCL") == ["NCCL_DEBUG SLURM_CONF"]
+    assert played.asked("env") == [f"env {locale}NCCL_DEBUG=x SLURM_CONF=x"]
+
+
+def test_two_calls_at_once_submit_one_job(played: Played) -> None:
+    line = f"77|PENDING|None||{played.script}"
+    played.command(
+        "squeue", f"has=$(grep -c sbatch asked); sleep 0.5; [ $has = 0 ] || echo '{line}'"
+    )
+    played.command("sbatch", "sleep 0.5; echo 77")
+
+    def submit(_: int) -> str:
+        try:
+            return str(played.submit()["job"])
+        except UserError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        told = list(pool.map(submit, range(2)))
+    assert len(played.asked("sbatch")) == 1
+    assert "77" in told
+    assert all(one == "77" or "already; wait for it" in one for one in told)

@@ -23,7 +23,7 @@ from dynamiccl.simulator.systems import (
     system_file,
     system_text,
 )
-from dynamiccl.simulator.toml_table import parse_toml
+from dynamiccl.simulator.toml_table import parse_toml, toml_names
 from dynamiccl.simulator.workloads import make_workload
 from dynamiccl.simulator.world import World
 
@@ -128,6 +128,12 @@ def test_a_wrong_file_is_refused_with_key_and_value(
         find_system(str(path))
     assert said in str(refused.value)
     assert refused.value.exit_code == 2
+
+
+def test_an_editor_s_backup_beside_a_file_is_no_name(tmp_path: Path) -> None:
+    for name in ("b.toml", "a.toml", "a.toml~", ".a.toml.swp"):
+        (tmp_path / name).touch()
+    assert toml_names(tmp_path) == ["a", "b"]
 
 
 def test_a_file_that_is_not_there_and_a_name_that_nobody_has() -> None:
