@@ -245,6 +245,7 @@ def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Lo
     """Collective, nodes and ranks -> size bin -> products -> what each config costs compute.
 
     By rows beside products in the default environment; those of NCCL's own choice must be there.
+    NaN for a config that was tried and not measured. Of two sizes of a bin the larger tells.
     """
     rows = comparable(independent(tuned(measurements))).drop_nulls("compute_loss_us")
     rows = rows.filter(launch_profile=DEFAULT_PROFILE)
@@ -264,23 +265,40 @@ def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Lo
         error=(spread / pl.len().sqrt()).fill_null(share.mean().abs()),
     )
     own = told.filter("is_default").select(*keys, own_us="time_us")
+    tried = tuned(measurements).filter(launch_profile=DEFAULT_PROFILE)
+    told = (
+        tried.select(*keys, *CONFIG_COLUMNS)
+        .unique(maintain_order=True)
+        .join(told, [*keys, *CONFIG_COLUMNS], "left", nulls_equal=True, maintain_order="left")
+        .join(own, keys, nulls_equal=True, maintain_order="left")
+        .with_columns(longer=pl.col("time_us") / pl.col("own_us"))
+        .with_columns(pl.col("share", "error", "longer").fill_null(np.nan))
+        .sort(keys, maintain_order=True)
+    )
     found = defaultdict[_Shape, dict[int, dict[str, Losses]]](lambda: defaultdict(dict))
-    for row in told.sort(keys).join(own, on=keys, nulls_equal=True).iter_rows(named=True):
-        name = "" if row["is_default"] else config_of(row).key
-        shape = row["collective"], row["num_nodes"], row["num_ranks"]
-        products = f"{row['interference_kind']} {row['interference_level']:g}"
-        losses = found[shape][size_bin(row["size_bytes"])].setdefault(products, {})
-        losses[name] = row["share"], row["error"], row["time_us"] / row["own_us"]
+    for place, table in told.partition_by(keys, maintain_order=True, as_dict=True).items():
+        collective, nodes, ranks, size_bytes, kind, level = place
+        names = ["" if row["is_default"] else config_of(row).key for row in table.to_dicts()]
+        by_config = dict(zip(names, table.select("share", "error", "longer").rows(), strict=True))
+        in_bin = found[collective, nodes, ranks][size_bin(size_bytes)]
+        in_bin[f"{kind} {level:g}"] = by_config
     return found
 
 
 def near(by_bin: dict[int, dict[str, Losses]], index: int) -> dict[str, Losses]:
-    """Of each kind of products the losses of its nearest size bin within an octave."""
+    """Of each kind of products the known losses of its nearest size bin within an octave.
+
+    Kinds beside which no config but NCCL's own was tried, at any size, only where all are so.
+    """
     within = [other for other in by_bin if abs(other - index) <= BINS_PER_OCTAVE]
     found: dict[str, Losses] = {}
     for other in sorted(within, key=lambda other: abs(other - index)):
         found = {**by_bin[other], **found}
-    return found
+    tried = {kind for each in by_bin.values() for kind in each if len(each[kind]) > 1}
+    return {
+        kind: {config: loss for config, loss in found[kind].items() if not np.isnan(loss[0])}
+        for kind in [kind for kind in found if kind in tried] or found
+    }
 
 
 def losses_at(losses: dict[str, Losses], configs: Sequence[Config]) -> tuple[Floats, Floats]:
@@ -354,8 +372,8 @@ def sure_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us
 def change_of_task_us(longer: Floats, loss: Floats, task: JobTask) -> Floats:
     """(A,) `sure_change_us` of a job's mean call that takes `longer` (E, A) times NCCL's own time.
 
-    The most by any of the E kinds of compute whose `loss` (E, A) is known, and for the rank whose
-    kernel waits as for the one for which the others wait; NaN where none is known.
+    The most by any of the E kinds of compute that `loss` (E, A) is of, and for the rank whose
+    kernel waits as for the one for which the others wait; NaN where one loss is not known.
     """
     times, compute_us = task.time_us * longer, np.array(task.compute_us)[:, None]
     times[:, 0] = task.time_us
@@ -364,7 +382,7 @@ def change_of_task_us(longer: Floats, loss: Floats, task: JobTask) -> Floats:
         sure_change_us(times, loss, np.array(each * task.time_us), each * compute_us).mean(axis=0)
         for each in (1.0, 1.0 + task.skew_us / task.time_us)
     ]
-    return np.asarray(np.fmax.reduce(np.concatenate(changes)))
+    return np.asarray(np.max(changes, axis=(0, 1)))
 
 
 def may_take(loss: Floats, task: JobTask) -> Floats:
