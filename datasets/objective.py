@@ -152,9 +152,13 @@ def with_nodes(calls: pl.DataFrame, manifest: Manifest) -> tuple[pl.DataFrame, l
     nodes = pl.when(~is_open.fill_null(value=False)).then("num_nodes")
     note = (
         f"on how many nodes the ranks of {guessed} calls lie the traces do not say: taken to be up "
-        f"to {per_node} a node, by their numbers, or else all of each node; but no table is asked "
-        f"about {is_open.sum()}, whose shape may be one of several: import with --nodes and --ranks"
+        f"to {per_node} a node, by their numbers, or else all of each node"
     )
+    if is_open.any():
+        note += (
+            f"; but no table is asked about {is_open.sum()}, whose shape may be one of several: "
+            "import with --nodes and --ranks"
+        )
     found = found.with_columns(time_us=pl.coalesce("time_us", "time_at_most_us"), num_nodes=nodes)
     return found, [note] if guessed else []
 

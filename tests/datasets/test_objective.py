@@ -169,6 +169,9 @@ def test_tables_and_the_jobs_answer_place_a_trace_alike() -> None:
         "about 1, whose shape may be one of several: import with --nodes and --ranks"
     )
     assert told.lacks["nodes"] == 4
+    # Where nothing is open nothing is said of it.
+    _, [note] = placed_calls(calls_frame(*named[:2]), manifest)
+    assert note.endswith("or else all of each node")
 
 
 def test_beside_each_kind_the_nearest_size_within_an_octave_tells() -> None:
