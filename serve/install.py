@@ -150,8 +150,7 @@ def _libraries(plugin: Path | None, build_dir: Path) -> dict[str, Path]:
 def _put(target: Path, content: bytes, mode: int) -> Path:
     """Write a file; running jobs keep the one that they have mapped."""
     with replacing(target) as hidden:
-        hidden.unlink(missing_ok=True)
-        hidden.touch(mode)  # never readable to more, not for a moment
+        hidden.touch(mode, exist_ok=False)  # never readable to more, not for a moment
         hidden.write_bytes(content)
         hidden.chmod(mode)
     return target
@@ -173,7 +172,6 @@ def _place(artifact: Artifact, link: Path) -> None:
         (place / KILL_NAME).unlink(missing_ok=True)
     os.utime(place)
     with replacing(link) as hidden:
-        hidden.unlink(missing_ok=True)
         hidden.symlink_to(place.relative_to(link.parent))
     by_age = sorted(store.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     for old in by_age[_KEPT:]:
