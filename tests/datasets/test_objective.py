@@ -188,10 +188,10 @@ def test_a_config_counts_only_where_it_is_known_beside_every_kind() -> None:
 
     Beside smaller ones nothing but NCCL's own choice was tried: that says nothing of configs.
     """
-    hung = {"status": "timed_out", "time_us": None, "compute_loss_us": None}
-    large = {"interference_level": 8192.0}
+    hung: dict[str, Any] = {"status": "timed_out", "time_us": None, "compute_loss_us": None}
+    large: dict[str, Any] = {"interference_level": 8192.0}
     own = (0.2, 0.21)
-    rows = [told(share, **beside) for share in own for beside in ({}, large)]
+    rows = [told(share, **beside) for share in own for beside in (large, {})]
     rows += [told(0.2, interference_level=512.0)]
     rows += [told(0.01, count) for count in (2, 4, 8)]
     rows += [told(0.02, 2, **large), told(0.0, 4, **large, **hung)]
@@ -217,7 +217,7 @@ def test_a_config_counts_only_where_it_is_known_beside_every_kind() -> None:
 
 def test_of_two_sizes_of_one_bin_one_tells() -> None:
     """A config that was measured at the smaller alone is not known at the larger."""
-    larger = {"size_bytes": MIB + 4096}
+    larger: dict[str, Any] = {"size_bytes": MIB + 4096}
     rows = [told(0.2), told(0.01, 2), told(0.02, 4), told(0.1, **larger), told(0.03, 4, **larger)]
     [by_bin] = losses_of(frame(*rows)).values()
     [losses] = by_bin[size_bin(MIB)].values()
