@@ -28,7 +28,7 @@ from dynamiccl.errors import (
     UnknownName,
     UserError,
 )
-from dynamiccl.files import replacing
+from dynamiccl.files import WRITING, replacing
 from dynamiccl.libraries import with_nccl
 from dynamiccl.nccl import NcclVersion
 
@@ -289,7 +289,9 @@ class Manifest:
 
 
 def _files_below(directory: Path) -> list[str]:
-    files = (path for path in directory.rglob("*") if path.is_file())
+    """The files that a manifest lists, sorted."""
+    found = (path for path in directory.rglob("*") if not path.name.startswith(WRITING))
+    files = (path for path in found if path.is_file())
     names = (str(path.relative_to(directory)) for path in files)
     return sorted(name for name in names if name not in _UNLISTED)
 

@@ -144,9 +144,13 @@ def with_nodes(calls: pl.DataFrame, manifest: Manifest) -> tuple[pl.DataFrame, l
     nodes = pl.when(~is_open.fill_null(value=False)).then("num_nodes")
     note = (
         f"on how many nodes the ranks of {guessed} calls lie the traces do not say: taken to be up "
-        f"to {per_node} a node, by their numbers, or else all of each node; but no table is asked "
-        f"about {is_open.sum()}, whose shape may be one of several: import with --nodes and --ranks"
+        f"to {per_node} a node, by their numbers, or else all of each node"
     )
+    if is_open.any():
+        note += (
+            f"; but no table is asked about {is_open.sum()}, whose shape may be one of several: "
+            "import with --nodes and --ranks"
+        )
     found = found.with_columns(time_us=pl.coalesce("time_us", "time_at_most_us"), num_nodes=nodes)
     return found, [note] if guessed else []
 
@@ -230,7 +234,11 @@ def job_tasks(
 
 
 def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Losses]]]:
-    """Collective, nodes and ranks -> size bin -> products -> losses, in the default environment."""
+    """Collective, nodes and ranks -> size bin -> products -> what each config costs compute.
+
+    By rows beside products in the default environment; those of NCCL's own choice must be there.
+    NaN for a config that was tried and not measured. Of two sizes of a bin the larger tells.
+    """
     rows = comparable(independent(tuned(measurements))).drop_nulls("compute_loss_us")
     rows = rows.filter(launch_profile=DEFAULT_PROFILE)
     # A channel holds its multiprocessor as long as the kernel runs, whatever the size.
@@ -249,23 +257,40 @@ def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Lo
         error=(spread / pl.len().sqrt()).fill_null(share.mean().abs()),
     )
     own = told.filter("is_default").select(*keys, own_us="time_us")
+    tried = tuned(measurements).filter(launch_profile=DEFAULT_PROFILE)
+    told = (
+        tried.select(*keys, *CONFIG_COLUMNS)
+        .unique(maintain_order=True)
+        .join(told, [*keys, *CONFIG_COLUMNS], "left", nulls_equal=True, maintain_order="left")
+        .join(own, keys, nulls_equal=True, maintain_order="left")
+        .with_columns(longer=pl.col("time_us") / pl.col("own_us"))
+        .with_columns(pl.col("share", "error", "longer").fill_null(np.nan))
+        .sort(keys, maintain_order=True)
+    )
     found = defaultdict[_Shape, dict[int, dict[str, Losses]]](lambda: defaultdict(dict))
-    for row in told.sort(keys).join(own, on=keys, nulls_equal=True).iter_rows(named=True):
-        name = "" if row["is_default"] else config_of(row).key
-        shape = row["collective"], row["num_nodes"], row["num_ranks"]
-        products = f"{row['interference_kind']} {row['interference_level']:g}"
-        losses = found[shape][size_bin(row["size_bytes"])].setdefault(products, {})
-        losses[name] = row["share"], row["error"], row["time_us"] / row["own_us"]
+    for place, table in told.partition_by(keys, maintain_order=True, as_dict=True).items():
+        collective, nodes, ranks, size_bytes, kind, level = place
+        names = ["" if row["is_default"] else config_of(row).key for row in table.to_dicts()]
+        by_config = dict(zip(names, table.select("share", "error", "longer").rows(), strict=True))
+        in_bin = found[collective, nodes, ranks][size_bin(size_bytes)]
+        in_bin[f"{kind} {level:g}"] = by_config
     return found
 
 
 def near(by_bin: dict[int, dict[str, Losses]], index: int) -> dict[str, Losses]:
-    """For each kind of products, the losses of the nearest size bin within an octave."""
+    """Of each kind of products the known losses of its nearest size bin within an octave.
+
+    Kinds beside which no config but NCCL's own was tried, at any size, only where all are so.
+    """
     within = [other for other in by_bin if abs(other - index) <= BINS_PER_OCTAVE]
     found: dict[str, Losses] = {}
     for other in sorted(within, key=lambda other: abs(other - index)):
         found = {**by_bin[other], **found}
-    return found
+    tried = {kind for each in by_bin.values() for kind in each if len(each[kind]) > 1}
+    return {
+        kind: {config: loss for config, loss in found[kind].items() if not np.isnan(loss[0])}
+        for kind in [kind for kind in found if kind in tried] or found
+    }
 
 
 def losses_at(losses: dict[str, Losses], configs: Sequence[Config]) -> tuple[Floats, Floats]:
@@ -332,7 +357,8 @@ def sure_change_us(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us
 def change_of_task_us(longer: Floats, loss: Floats, task: JobTask) -> Floats:
     """(A,) `sure_change_us` of a job's mean call that takes `longer` (E, A) times NCCL's own time.
 
-    The most over E kinds of compute, and over ranks that wait or do not; NaN without a known loss.
+    The most by any of the E kinds of compute that `loss` (E, A) is of, and for the rank whose
+    kernel waits as for the one for which the others wait; NaN where one loss is not known.
     """
     times, compute_us = task.time_us * longer, np.array(task.compute_us)[:, None]
     times[:, 0] = task.time_us
@@ -341,7 +367,7 @@ def change_of_task_us(longer: Floats, loss: Floats, task: JobTask) -> Floats:
         sure_change_us(times, loss, np.array(each * task.time_us), each * compute_us).mean(axis=0)
         for each in (1.0, 1.0 + task.skew_us / task.time_us)
     ]
-    return np.asarray(np.fmax.reduce(np.concatenate(changes)))
+    return np.asarray(np.max(changes, axis=(0, 1)))
 
 
 def may_take(loss: Floats, task: JobTask) -> Floats:

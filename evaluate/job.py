@@ -211,9 +211,8 @@ def _arm(job: Job, told: Sequence[Gains | str], default_us: Floats, choose: Choo
         drawn = gains.draws[:, action]
         in_job = drawn + off[k] * apart * (drawn != 0.0)
         shares[0, k], shares[1:, k] = -np.expm1(-drawn).mean(), -np.expm1(-in_job)
-        for told_by, every in gains.lost.items():
-            lost = every[~np.isnan(every[:, [0, action]]).any(axis=1)]  # of what measured both
-            if kind["lost_by"] is None and len(lost):
+        for told_by, lost in gains.lost.items():
+            if kind["lost_by"] is None and not np.isnan(lost[:, [0, action]]).any():
                 kind["lost_by"] = told_by
                 given[:, k] = _given(shares[:, k], lost, action)
         gain = Estimate.of(float(shares[0, k]), shares[1:, k], shares[1:, k])

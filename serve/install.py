@@ -15,7 +15,6 @@ Only the installing user may write: the plugin uses nothing that others could ha
 import os
 import re
 import secrets
-import shutil
 import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ import typer
 from dynamiccl import cli
 from dynamiccl.datasets.manifest import INDEX_NAME, KILL_NAME, MANIFEST_NAME
 from dynamiccl.errors import DataError, MissingPath, UserError
-from dynamiccl.files import replacing
+from dynamiccl.files import WRITING, clear_leftovers, replacing
 from dynamiccl.libraries import JOB_NAMES, TUNER_NAME, built
 from dynamiccl.serve.artifact import Artifact, ArtifactDir, PluginIndex, open_artifact, warn
 from dynamiccl.serve.build import BRAIN_NAME, PROBE_NAME, build_plugin, find_probe
@@ -88,11 +87,9 @@ def install(
         mode = 0o644 if name == "env.sh" else 0o755
         written.append(_put(directory / name, text.encode(), mode))
     key, link = directory / "key", directory / "artifact"
-    key_kept = key.exists()
-    if key_kept:
-        key.chmod(0o600)
-    else:
-        written.append(_put(key, f"{secrets.token_hex(_KEY_BYTES)}\n".encode(), 0o600))
+    key_kept = not make_key(key)
+    if not key_kept:
+        written.append(key)
     try:
         previous = PluginIndex.read(link).sha256
     except DataError:
@@ -150,34 +147,58 @@ def _libraries(plugin: Path | None, build_dir: Path) -> dict[str, Path]:
 def _put(target: Path, content: bytes, mode: int) -> Path:
     """Write a file; running jobs keep the one that they have mapped."""
     with replacing(target) as hidden:
-        hidden.unlink(missing_ok=True)
-        hidden.touch(mode)  # never readable to more, not for a moment
+        hidden.touch(mode, exist_ok=False)  # never readable to more, not for a moment
         hidden.write_bytes(content)
         hidden.chmod(mode)
     return target
 
 
+def make_key(path: Path) -> bool:
+    """Make the secret of the jobs' messages; False where it was there, or another made it."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        path.chmod(0o600)
+        return False
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(f"{secrets.token_hex(_KEY_BYTES)}\n")
+    except OSError:
+        path.unlink()  # an empty one would stay
+        raise
+    return True
+
+
 def _place(artifact: Artifact, link: Path) -> None:
     store = link.with_name("artifacts")
     place = store / artifact.index.sha256[:16]
+    names = (*artifact.manifest.files, MANIFEST_NAME, INDEX_NAME)
     was_killed = (link / KILL_NAME).exists()
-    # File by file: jobs may be reading them.
-    for name in (*artifact.manifest.files, MANIFEST_NAME, INDEX_NAME):
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        _put(place / name, (artifact.directory / name).read_bytes(), 0o644)
-    for folder in (place, *(path for path in place.rglob("*") if path.is_dir())):
-        folder.chmod(0o755)
-    if was_killed:
-        (place / KILL_NAME).touch(mode=0o644)  # whoever switched it off has not switched it on
-    else:
-        (place / KILL_NAME).unlink(missing_ok=True)
-    os.utime(place)
-    with replacing(link) as hidden:
-        hidden.unlink(missing_ok=True)
-        hidden.symlink_to(place.relative_to(link.parent))
-    by_age = sorted(store.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-    for old in by_age[_KEPT:]:
-        shutil.rmtree(old)
+    clear_leftovers(store)
+    # Where nobody reads it first: a full disk changes nothing of what is there.
+    with TemporaryDirectory(prefix=WRITING, dir=store) as folder:
+        staged = Path(folder, place.name)
+        for name in names:
+            (staged / name).parent.mkdir(parents=True, exist_ok=True)
+            _put(staged / name, (artifact.directory / name).read_bytes(), 0o644)
+        for each in (staged, *(path for path in staged.rglob("*") if path.is_dir())):
+            each.chmod(0o755)
+        if place.exists():
+            for name in names:  # file by file: jobs may be reading them
+                (staged / name).replace(place / name)
+        else:
+            staged.rename(place)
+        if was_killed:
+            (place / KILL_NAME).touch(mode=0o644)  # whoever switched it off has not switched it on
+        else:
+            (place / KILL_NAME).unlink(missing_ok=True)
+        os.utime(place)
+        with replacing(link) as hidden:
+            hidden.symlink_to(place.relative_to(link.parent))
+        kept = (path for path in store.iterdir() if not path.name.startswith(WRITING))
+        by_age = sorted(kept, key=lambda path: path.stat().st_mtime, reverse=True)
+        for old in by_age[_KEPT:]:
+            old.rename(Path(folder, old.name))  # removed with it
 
 
 def install_command(

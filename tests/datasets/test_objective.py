@@ -169,6 +169,9 @@ def test_tables_and_the_jobs_answer_place_a_trace_alike() -> None:
         "about 1, whose shape may be one of several: import with --nodes and --ranks"
     )
     assert told.lacks["nodes"] == 4
+    # Where nothing is open nothing is said of it.
+    _, [note] = placed_calls(calls_frame(*named[:2]), manifest)
+    assert note.endswith("or else all of each node")
 
 
 def test_beside_each_kind_the_nearest_size_within_an_octave_tells() -> None:
@@ -180,23 +183,45 @@ def test_beside_each_kind_the_nearest_size_within_an_octave_tells() -> None:
     assert near(by_bin, 60) == {}
 
 
-def test_what_was_measured_beside_one_kind_counts_without_the_other() -> None:
-    """Two channels were measured beside both, four beside one: each kind that knows must agree."""
-    losses: dict[str, Losses] = {
-        "4096": {"": (0.2, 0.0, 1.0), "Ring/LL/2ch": (0.02, 0.0, 1.0)},
-        "8192": {
-            "": (0.2, 0.0, 1.0),
-            "Ring/LL/2ch": (0.6, 0.0, 1.0),
-            "Ring/LL/4ch": (0.04, 0.0, 1.0),
-        },
-    }
+def test_a_config_counts_only_where_it_is_known_beside_every_kind() -> None:
+    """Four channels hung beside larger products, and eight were throttled there.
+
+    Beside smaller ones nothing but NCCL's own choice was tried: that says nothing of configs.
+    """
+    hung: dict[str, Any] = {"status": "timed_out", "time_us": None, "compute_loss_us": None}
+    large: dict[str, Any] = {"interference_level": 8192.0}
+    own = (0.2, 0.21)
+    rows = [told(share, **beside) for share in own for beside in (large, {})]
+    rows += [told(0.2, interference_level=512.0)]
+    rows += [told(0.01, count) for count in (2, 4, 8)]
+    rows += [told(0.02, 2, **large), told(0.0, 4, **large, **hung)]
+    rows += [told(0.02, 8, **large, throttled=True)]
     configs = [ABSTAIN, *(Config(Algorithm.Ring, Protocol.LL, n) for n in (2, 4, 8))]
-    lost, longer = losses_at(losses, configs)
-    job = JobTask(("AllReduce", 1, 8, 40), 100.0, 0.0, [1_000.0], losses)
-    own, two, four, eight = change_of_task_us(longer, lost, job)
-    assert (own, two > 10.0, four < -5.0, np.isnan(eight)) == (0.0, True, True, True)
-    one, two, four, eight = may_take(lost, job)
-    assert (one, two, four > 1.05, eight) == (1.0, 1.0, True, 1.0)
+
+    def longest(*rows: dict[str, Any]) -> list[float]:
+        [by_bin] = losses_of(frame(*rows)).values()
+        losses = near(by_bin, size_bin(MIB))
+        lost, longer = losses_at(losses, configs)
+        job = JobTask(("AllReduce", 1, 8, 40), 100.0, 0.0, [9_000.0], losses)
+        change = change_of_task_us(longer, lost, job)
+        most: list[float] = may_take(lost, job).tolist()
+        assert np.isnan(change).tolist() == [False, *(each == 1.0 for each in most[1:])]
+        return most
+
+    one, two, four, eight = longest(*rows)
+    assert (one, two > 1.05, four, eight) == (1.0, True, 1.0, 1.0)
+    # Where all others hung, nothing is known of any.
+    failed = [told(0.0, 2, interference_level=512.0, **hung)]
+    assert longest(*rows, *failed) == [1.0] * 4
+
+
+def test_of_two_sizes_of_one_bin_one_tells() -> None:
+    """A config that was measured at the smaller alone is not known at the larger."""
+    larger: dict[str, Any] = {"size_bytes": MIB + 4096}
+    rows = [told(0.2), told(0.01, 2), told(0.02, 4), told(0.1, **larger), told(0.03, 4, **larger)]
+    [by_bin] = losses_of(frame(*rows)).values()
+    [losses] = by_bin[size_bin(MIB)].values()
+    assert {config: loss[0] for config, loss in losses.items()} == {"": 0.1, "Ring/LL/4ch": 0.03}
 
 
 def test_own_choice_surely_costs_less_than_measured_and_others_more() -> None:

@@ -1,9 +1,11 @@
 """`dynamiccl-deploy install`: what lies where; a bad artifact or a full disk changes nothing."""
 
+import os
 import resource
 import shutil
 import stat
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from dynamiccl.libraries import JOB_NAMES, TUNER_NAME, VENDOR_NAME
 from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.build import BRAIN_NAME
 from dynamiccl.serve.export import verify_artifact
-from dynamiccl.serve.install import install
+from dynamiccl.serve.install import install, make_key
 from tests.cli.conftest import Done, Shell, refused
 from tests.cli.in_process import run
 
@@ -104,12 +106,19 @@ def test_the_newest_artifacts_stay_and_one_that_was_there_is_renewed(
 ) -> None:
     first = (home / "artifact").resolve()
     table = next((first / "tables").rglob("*.dct"))
+    # What killed installations left is no artifact.
+    left = [home / "artifacts" / f".writing-{age}" for age in ("new", "old")]
+    for folder, seconds in zip(left, (2**32, 0), strict=True):
+        folder.mkdir()
+        os.utime(folder, (seconds, seconds))
     for code in (22901, 22902, 22903):
         PluginIndex.read(artifact).bound("box", BOX.replace("22809", str(code))).write(artifact)
         install(artifact, home, plugin_path)
         if code == 22901:
             assert table.read_bytes()  # a job that runs goes on
             second = (home / "artifact").resolve()
+    assert [folder.exists() for folder in left] == [True, False]
+    left[0].rmdir()
     assert len(list((home / "artifacts").iterdir())) == 3
     assert not first.exists()
     # One that stays is taken again: whole, as it was made, and with the kill file of the link.
@@ -225,3 +234,23 @@ def test_half_an_export_or_install_is_in_nobodys_way(
     assert not (home / "artifact").exists()
     code, said = run(install)
     assert code == 0, said
+    # Libraries fit, the artifact does not: nothing of an artifact is left, and what is there stays.
+    small = tmp_path / "small"
+    small.mkdir()
+    for name in (*JOB_NAMES, "dynamiccl-prepare", "dynamiccl-arbiter"):
+        (small / name).touch()
+    other = f"dynamiccl-deploy install {out} --ungated --plugin {small / TUNER_NAME} --to "
+    starved(20_000, f"{other}{tmp_path / 'other'}")
+    assert list((tmp_path / "other" / "artifacts").iterdir()) == []
+    here = {p: p.stat().st_ino for p in (home / "artifacts").rglob("*")}
+    starved(20_000, f"{other}{home}")
+    assert {p: p.stat().st_ino for p in (home / "artifacts").rglob("*")} == here
+
+
+def test_of_those_that_install_at_once_one_makes_the_key(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(20):
+            path = tmp_path / f"key{number}"
+            assert sum(pool.map(make_key, [path] * 8)) == 1
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert len(path.read_bytes()) > 32
