@@ -191,6 +191,15 @@ class ScriptedBrain(_Script):
                 f"{self._path} decides what NCCL cannot run: {error}; export the artifact again"
             ) from error
 
+    def act(
+        self,
+        calls: npt.NDArray[np.float64],
+        context: npt.NDArray[np.float32],
+        mask: npt.NDArray[np.bool_],
+    ) -> npt.NDArray[np.int64]:
+        """(N,) actions in new jobs for `raw_calls`, cold contexts (N, F) and masks (N, A)."""
+        return self._run("forward", calls, context, mask.astype(np.float32))[0]
+
     def interference(
         self, tasks: Sequence[KeyCalls], rows: Sequence[int] | npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float64]:
