@@ -128,10 +128,10 @@ def _check_terms(share: str | None, hidden: str | None, objective: str, sm_price
 
 
 def with_nodes(calls: pl.DataFrame, manifest: Manifest) -> tuple[pl.DataFrame, list[str]]:
-    """The calls that a table may be asked about, with `bin`, `num_nodes` and `time_us`; notes.
+    """The calls that a table may be asked about, with `bin` and `num_nodes`; notes.
 
     Untold `num_nodes`: by `placed` with the largest measured nodes; null for unnamed ranks whose
-    number several measured shapes have. `time_us`: where ranks differ, the least.
+    number several measured shapes have.
     """
     shapes = {(s.num_nodes, s.num_ranks) for s in manifest.supports}
     per_node = max((ranks // nodes for nodes, ranks in shapes), default=1)
@@ -151,13 +151,13 @@ def with_nodes(calls: pl.DataFrame, manifest: Manifest) -> tuple[pl.DataFrame, l
             f"; but no table is asked about {is_open.sum()}, whose shape may be one of several: "
             "import with --nodes and --ranks"
         )
-    found = found.with_columns(time_us=pl.coalesce("time_us", "time_at_most_us"), num_nodes=nodes)
-    return found, [note] if guessed else []
+    return found.with_columns(num_nodes=nodes), [note] if guessed else []
 
 
 def placed_calls(calls: pl.DataFrame, manifest: Manifest) -> tuple[pl.DataFrame, list[str]]:
-    """As `with_nodes`, of measured shapes only."""
+    """As `with_nodes`, of measured shapes only; `time_us`, where untold, is an upper bound."""
     found, notes = with_nodes(calls, manifest)
+    found = found.with_columns(time_us=pl.coalesce("time_us", "time_at_most_us"))
     shapes = {(s.num_nodes, s.num_ranks) for s in manifest.supports}
     measured = pl.DataFrame([*shapes], found.select(_SHAPE).schema, orient="row")
     return found.join(measured, on=_SHAPE, how="semi", maintain_order="left"), notes

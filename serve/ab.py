@@ -59,8 +59,9 @@ _PREPARED: Final = re.compile(r"dynamiccl-run: ((?:loads no|NCCL's own choice st
 _GRACE_S: Final = 10.0
 #: Limit of a launch without --seconds: times the other kind's, and at least.
 _MUCH_LONGER, _LEAST_LIMIT_S = 3.0, 1800.0
-#: An endless job hangs that is silent for so many of its steps, and seconds.
-_SILENT_STEPS, _SILENT_S = 20.0, 60.0
+#: An endless job hangs that is silent for so many of the other kind's steps and lines, and seconds;
+#: any job that was ended, for such a share of its time where the other kind was not.
+_SILENT_STEPS, _SILENT_LINES, _SILENT_S, _SILENT_SHARE = 20.0, 5.0, 60.0, 1 / 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,15 +210,23 @@ def is_worse(ratios: Sequence[float]) -> bool:
     return len(ratios) >= _LEAST_PAIRS and interval(ratios, _T_995)[0] > math.log1p(WORSE)
 
 
+def usual_silence_s(ours: Launch, theirs: Launch) -> float:
+    """How long a job may say nothing at its end; one that is silent for longer hangs."""
+    usual_s = theirs.wall_s
+    if theirs.was_cut:
+        line_s = (theirs.wall_s - theirs.silent_s) / (theirs.num_steps + _WARM_UP)
+        usual_s = max(_SILENT_S, _SILENT_STEPS * (theirs.step_s or 0.0), _SILENT_LINES * line_s)
+    if theirs.silent_s <= _SILENT_SHARE * theirs.wall_s:
+        usual_s = min(usual_s, max(_SILENT_S, _SILENT_SHARE * ours.wall_s))
+    return usual_s
+
+
 def conclude(pairs: Sequence[tuple[Launch, Launch]]) -> tuple[str, list[str]]:
     """A verdict on pairs (with us, without), and what it stands on."""
     ours, theirs = pairs[-1]
     if theirs.problem:
         return "fails without us", [f"not our doing, {theirs.in_short}"]
-    # Of an endless job the usual silence, whatever its log interval; else its whole time.
-    usual_s = max(_SILENT_S, _SILENT_STEPS * theirs.wall_s / max(theirs.num_steps, 1))
-    hangs = ours.was_cut and ours.silent_s > (usual_s if theirs.was_cut else theirs.wall_s)
-    if ours.problem or hangs:
+    if ours.problem or (ours.was_cut and ours.silent_s > usual_silence_s(ours, theirs)):
         silent = f"it said nothing in the last {ours.silent_s:.0f} of its {ours.wall_s:.0f} s"
         why = ours.in_short if ours.problem else f"{silent}; see {ours.output}"
         return "fails", [f"with DynamICCL and not without, {why}"]

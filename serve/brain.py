@@ -191,6 +191,15 @@ class ScriptedBrain(_Script):
                 f"{self._path} decides what NCCL cannot run: {error}; export the artifact again"
             ) from error
 
+    def act(
+        self,
+        calls: npt.NDArray[np.float64],
+        context: npt.NDArray[np.float32],
+        mask: npt.NDArray[np.bool_],
+    ) -> npt.NDArray[np.int64]:
+        """(N,) actions in new jobs for `raw_calls`, cold contexts (N, F) and masks (N, A)."""
+        return self._run("forward", calls, context, mask.astype(np.float32))[0]
+
     def interference(
         self, tasks: Sequence[KeyCalls], rows: Sequence[int] | npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float64]:
@@ -257,7 +266,8 @@ class TunerBrain:
     """Runs a tuner for the task keys of one communicator.
 
     Ours begins with the artifact's table, hears of interference by its Trigger and raises
-    MachineError without torch; AutoCCL's begins with NCCL's choice. Slack raises UserError.
+    MachineError without torch; AutoCCL's begins with NCCL's choice. Both go on from another table
+    in force. Slack raises UserError.
     """
 
     def __init__(self, artifact: Artifact, *, is_ours: bool = False) -> None:
@@ -295,7 +305,10 @@ class TunerBrain:
         return None if table == history.table else table
 
     def _begin(self, config: BrainConfig, found: DecisionTable | None) -> DecisionTable:
-        """A table in force that is not the artifact's is an earlier brain's, and is kept."""
+        """The artifact's table, or another of its bins that is in force.
+
+        A brain before found that one, or it was installed since.
+        """
         manifest = self._artifact.manifest
         info = pick_table(self._artifact, config.num_nodes, config.num_ranks, config.system)
         table = DecisionTable.read(self._artifact.directory / info.path)
@@ -303,7 +316,8 @@ class TunerBrain:
         bins = range(table.first_bin, table.first_bin + table.num_bins)
         #: Which may be played, [collective][bin][action].
         self._mask = np.stack([allowed(manifest, self._support, c, bins) for c in TUNED])
-        if found not in {None, table}:
+        shape = table.first_bin, table.num_bins
+        if found not in {None, table} and (found.first_bin, found.num_bins) == shape:
             return found
         entries = table.entries.copy()
         if not self._is_ours:

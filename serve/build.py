@@ -29,6 +29,7 @@ BRAIN_NAME: Final = "dynamiccl-brain"
 PROBE_NAME: Final = "dynamiccl-prepare"
 LIBRARY: Final = "libnccl.so.2"
 SOURCE_DIR: Final = Path(__file__).resolve().parent / "plugin"
+_FACTS: Final = {"machine", "machine_problem", "systems", "artifact_problem", "key_problem"}
 _SHOWN_LINES: Final = 20
 
 
@@ -113,6 +114,8 @@ def ask_probe(
         said: dict[str, Any] = json.loads(line)
     except ValueError:
         raise PluginError(f"{probe} printed no facts: {ran.first_line}") from None
+    if not said.keys() >= _FACTS:
+        raise PluginError(f"{probe} is of another release; install it again")
     version = str(nccl.code if nccl else 0)
     said["fingerprint"] = f"{said['machine']};nccl={version}"
     said["system"] = dict(pair.split("=") for pair in said["systems"].split()).get(version)
@@ -143,7 +146,10 @@ def own_fingerprint(machine: Machine, plugin: Path, named: Path | None = None) -
             f"no {LIBRARY} that loads, so the fingerprint lacks its version; name the jobs' own "
             "with --nccl, or give the whole --fingerprint"
         )
-    return str(ask_probe(machine, plugin, nccl=nccl)["fingerprint"])
+    said = ask_probe(machine, plugin, nccl=nccl)
+    if said["machine_problem"]:
+        raise MachineError(f"{said['machine_problem']}; give the whole --fingerprint")
+    return str(said["fingerprint"])
 
 
 def main() -> None:

@@ -45,6 +45,7 @@ _NOT_BOUND: Final = (
     "its own (2.30.7 src/register/coll_reg.cc:122,196); symmetric and copy-engine kernels and "
     "point-to-point, about which it asks no tuner"
 )
+_NOT_KNOWN: Final = "whether tables act here is not known"
 _NO_GPU: Final = "gpu=none*0;"
 
 
@@ -69,20 +70,24 @@ def check_for_job(
             yield from _artifact(opened)
     version = first_that_loads(libraries)
     directory = None if opened is None else opened.directory
+    key = machine.env.get("DYNAMICCL_KEY_FILE", "")
+    named = key or "DYNAMICCL_KEY_FILE is not set; dynamiccl-run sets it, one host needs none"
     try:
         said = ask_probe(machine, plugin, nccl=version, artifact=directory)
     except PluginError as error:
-        yield Check("machine", UNKNOWN, str(error), "whether tables act here is not known")
+        yield Check("machine", UNKNOWN, str(error), _NOT_KNOWN)
+        yield Check("key", UNKNOWN, named, "whether jobs can use it is not known")
         return
-    if opened is not None:
+    if said["machine_problem"]:
+        yield Check("machine", UNKNOWN, said["machine_problem"], _NOT_KNOWN)
+    elif opened is not None:
         yield from _machine(opened, version, said)
-    key = machine.env.get("DYNAMICCL_KEY_FILE", "")
-    unset = "DYNAMICCL_KEY_FILE is not set; dynamiccl-run sets it, one host needs none"
     problem = said["key_problem"]
+    mend = f"chmod 600 {key}, or " if problem.startswith("others may") else ""
     yield judge(
         "key",
-        f"{key}: {problem}" if problem else key or unset,
-        (bool(problem), FAIL, f"chmod 600 {key}, or take it out: dynamiccl-run names one"),
+        f"{key}: {problem}" if problem else named,
+        (bool(problem), FAIL, f"{mend}take it out: dynamiccl-run names one"),
     )
 
 

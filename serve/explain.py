@@ -206,15 +206,14 @@ def explain_command(
                 "of a collective about which NCCL asks a tuner, and with its size"
             )
         outlook = look_ahead(opened, asked, system)
+    for note in notes:
+        tell(stderr, note)
     if as_json:
         cli.print_json({**opened.to_json(), "outlook": outlook, "calls_left_out": left_out})
         return
     if left_out:
-        notes.append(
-            f"{left_out} calls are left out: NCCL asks no tuner about them, or no size is told"
-        )
-    for note in notes:
-        tell(stderr, note)
+        left = "calls are left out: NCCL asks no tuner about them, or no size is told"
+        tell(stderr, f"{left_out} {left}")
     evidence = "none; no fresh run stands behind it"
     if gains := gate_gains(opened):
         least = min(gains.values(), key=lambda gain: gain["low"])

@@ -8,11 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import typer
 
 from dynamiccl import cli
 from dynamiccl.datasets import objective as terms
-from dynamiccl.datasets.features import Observations
+from dynamiccl.datasets.features import HISTORY_SLICE, Observations
+from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, CallColumns, history_features
 from dynamiccl.datasets.manifest import (
     BRAIN_NAME,
     GATE_NAME,
@@ -26,9 +29,10 @@ from dynamiccl.datasets.manifest import (
     find_trigger_in,
     with_shape,
 )
-from dynamiccl.datasets.questions import cold_questions, decide, table_supports
+from dynamiccl.datasets.questions import ColdQuestions, cold_questions, decide, table_supports
 from dynamiccl.doctor import Machine
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, UnknownName, UserError
+from dynamiccl.nccl import MAX_CHANNELS, Algorithm, Protocol
 from dynamiccl.serve.artifact import (
     Artifact,
     ArtifactDir,
@@ -46,6 +50,8 @@ from dynamiccl.train.options import Json, folding_table, stderr, stdout, tell
 #: Share of decisions that may differ on another processor: floats round differently where two
 #: configs are predicted equally fast. The artifact's table counts.
 NEAR_TIES: Final = 0.01
+#: Histories of a shape on which brain and policy are compared.
+_WINDOWS: Final = 128
 
 
 def export_artifact(
@@ -144,7 +150,7 @@ def _trigger_facts(trigger: Path) -> dict[str, Any]:
 
 
 def verify_artifact(directory: Path) -> Artifact:
-    """`open_artifact`, and check that policy and brain without history decide the tables."""
+    """`open_artifact`; check that policy and brain decide the tables, and on histories alike."""
     artifact, brain = open_artifact(directory), None
     policy = ScriptedPolicy(directory / POLICY_NAME)
     if (directory / BRAIN_NAME).is_file():
@@ -157,6 +163,7 @@ def verify_artifact(directory: Path) -> Artifact:
         if brain is not None:
             asks = BrainConfig(info.system, info.num_nodes, info.num_ranks)
             decided[BRAIN_NAME] = brain.decide(asks, [])
+            _check_on_histories(brain, policy, cold_questions(artifact.manifest, support), path)
         for name, other in decided.items():
             differing = differing_share(table, other)
             if differing > NEAR_TIES:
@@ -165,6 +172,42 @@ def verify_artifact(directory: Path) -> Artifact:
                     "export the artifact again"
                 )
     return artifact
+
+
+def _check_on_histories(
+    brain: ScriptedBrain, policy: ScriptedPolicy, asked: ColdQuestions, table: Path
+) -> None:
+    random = np.random.default_rng(0)
+    rows = random.integers(len(asked.context), size=_WINDOWS)
+    calls, is_valid = _random_calls(random)
+    told = [is_valid, *(getattr(calls, name) for name in CallColumns.__slots__)]
+    raw = np.stack(told, axis=2).astype(np.float64) * is_valid[:, :, None]
+    context, mask = asked.context[rows], asked.mask[rows]
+    actions = brain.act(raw, context, mask)
+    window, context[:, HISTORY_SLICE] = history_features(calls, is_valid)
+    differing = (actions != decide(policy, Observations(window, context), mask)).mean()
+    if differing > NEAR_TIES:
+        raise ArtifactMismatch(
+            f"for the shape of {table} and on a history {BRAIN_NAME} does not decide what "
+            f"{POLICY_NAME} does ({differing:.0%} of {_WINDOWS}); export the artifact again"
+        )
+
+
+def _random_calls(random: np.random.Generator) -> tuple[CallColumns, npt.NDArray[np.bool_]]:
+    """Windows (N, K) of 0 to K calls, of which some facts are unknown, and which are there."""
+    shape = _WINDOWS, WINDOW_LENGTH
+    lengths = random.integers(WINDOW_LENGTH + 1, size=(_WINDOWS, 1))
+    skew_us, interference = np.exp2(random.uniform(-3, 14, shape)), random.uniform(0, 3, shape)
+    calls = CallColumns(
+        size_bytes=np.exp2(random.uniform(3, 34, shape)).astype(np.int64),
+        time_us=np.exp2(random.uniform(0, 20, shape)),
+        algorithm=random.integers(UNKNOWN, len(Algorithm), shape),
+        protocol=random.integers(UNKNOWN, len(Protocol), shape),
+        num_channels=random.integers(MAX_CHANNELS + 1, size=shape),
+        interference=np.where(random.random(shape) < 0.8, interference, UNKNOWN),
+        skew_us=np.where(random.random(shape) < 0.8, skew_us, UNKNOWN),
+    )
+    return calls, np.arange(WINDOW_LENGTH) >= WINDOW_LENGTH - lengths
 
 
 def differing_share(one: DecisionTable, other: DecisionTable | None) -> float:

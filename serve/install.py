@@ -115,6 +115,9 @@ def _directory(to: Path) -> Path:
             f"'{directory}' cannot stand in job scripts as it is; take a directory whose path has "
             "letters, digits and . _ / + - only"
         )
+    link = directory / "artifact"
+    if link.is_dir() and not link.is_symlink():
+        raise UserError(f"{link} is a directory, no link; move it away, or take another --to")
     directory.mkdir(parents=True, exist_ok=True, mode=0o755)
     if directory.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UserError(

@@ -95,9 +95,23 @@ def test_calls_of_a_trace_are_placed_as_for_tables(
     others = (traced(i, collective="SendRecv", asks_tuner=False) for i in range(4))
     data = record(tmp_path / "job", *rows, *others)
     explain = (DEPLOY, "explain", gated, "--calls", data)
-    done = shell(*explain, "--json").json
-    assert (done["outlook"]["calls"], done["outlook"]["calls_changed"]) == (20, 20)
-    assert done["calls_left_out"] == 4
+    done = shell(*explain, "--json")
+    found = json.loads(done.out)
+    assert (found["outlook"]["calls"], found["outlook"]["calls_changed"]) == (20, 20)
+    assert found["calls_left_out"] == 4
     told = shell(*explain).err
     assert "4 calls are left out: NCCL asks no tuner" in told
-    assert "ranks of 20 calls lie the traces do not say: taken to be up to 8 a node" in told
+    for said in (done.err, told):
+        assert "ranks of 20 calls lie the traces do not say: taken to be up to 8 a node" in said
+
+
+def test_what_a_call_took_at_most_is_no_time(gated: Path, shell: Shell, tmp_path: Path) -> None:
+    """One rank's time may hold waiting for others."""
+    plain = {"decided": False, "table": 0, "time_at_most_us": 200.0}
+    data = record(tmp_path / "job", *(call(i, None, **plain) for i in range(3)))
+    found = shell(DEPLOY, "explain", gated, "--calls", data, "--json").json["outlook"]
+    assert (found["changes"][0]["median_us"], found["saved"]) == (None, None)
+    timed = call(3, 100.0, **plain)
+    data = record(tmp_path / "one", *(call(i, None, **plain) for i in range(3)), timed)
+    [change] = shell(DEPLOY, "explain", gated, "--calls", data, "--json").json["outlook"]["changes"]
+    assert (change["calls"], change["median_us"]) == (4, 100.0)

@@ -196,6 +196,13 @@ WITHOUT = Launch("without", "log", None, 100.0, False, 0.0, 10, 0.1, 0, 3, None)
 WITH = replace(WITHOUT, arm="with", acted_in=3)
 ENDLESS = {"wall_s": 600.0, "was_cut": True, "num_steps": 60}
 OFTEN = ENDLESS | {"num_steps": 6_000}
+RARELY = {"wall_s": 1200.0, "was_cut": True, "num_steps": 25}
+
+
+def cut(wall_s: float, lines: int, silent_s: float) -> dict[str, Any]:
+    """A launch that was ended, with a line for each step."""
+    steps = {"num_steps": lines - 5, "step_s": wall_s / lines}
+    return {"wall_s": wall_s, "was_cut": True, "silent_s": silent_s, **steps}
 
 
 @pytest.mark.parametrize(
@@ -214,9 +221,17 @@ OFTEN = ENDLESS | {"num_steps": 6_000}
         # Without us it ended by itself before its time was up; one that is silent since hangs.
         ({"wall_s": 600.0, "was_cut": True, "silent_s": 0.1}, {}, 2, "not worse", "step time"),
         ({"wall_s": 600.0, "was_cut": True, "silent_s": 400.0}, {}, 1, "fails", "in the last 400"),
-        # Neither ends: it hangs that says nothing for much longer than without us between steps.
-        (ENDLESS | {"silent_s": 199.0}, ENDLESS, 2, "not worse", "step time"),
-        (ENDLESS | {"silent_s": 201.0}, ENDLESS, 1, "fails", "in the last 201 of its 600 s"),
+        # Neither ends: it hangs that says nothing for much longer than without us between lines.
+        (ENDLESS | {"silent_s": 59.0}, ENDLESS, 2, "not worse", "step time"),
+        (ENDLESS | {"silent_s": 61.0}, ENDLESS, 1, "fails", "in the last 61 of its 600 s"),
+        (cut(1200, 40, 600), cut(1200, 40, 10), 3, "fails", "in the last 600 of its 1200 s"),
+        (cut(600, 24, 375), cut(600, 24, 20), 3, "fails", "in the last 375 of its 600 s"),
+        (cut(1200, 24, 700), cut(1200, 24, 50), 3, "fails", "in the last 700 of its 1200 s"),
+        (cut(1200, 24, 300), cut(1200, 24, 50), 3, "not worse", "step time"),
+        (cut(1200, 24, 700), cut(1200, 24, 500), 3, "not worse", "step time"),
+        # Lines come rarer than steps: it is the lines that are awaited.
+        (RARELY | {"silent_s": 190.0}, RARELY, 2, "not worse", "step time"),
+        (RARELY | {"silent_s": 250.0}, RARELY, 2, "fails", "in the last 250 of its 1200 s"),
         (ENDLESS | {"silent_s": 59.0}, OFTEN, 2, "not worse", "step time"),
     ],
 )

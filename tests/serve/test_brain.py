@@ -33,7 +33,7 @@ from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import size_bin
 from dynamiccl.train.policy import save_script
 from dynamiccl.train.trigger import TriggerModule
-from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, HintPolicy, make_artifact, task
+from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, SIZES, HintPolicy, make_artifact, task
 from tests.serve.leader import NOTHING, Leader, question_of, table_in
 
 SIZE = 1 << 20
@@ -286,6 +286,21 @@ def test_a_tuner_that_is_started_anew_goes_on_from_the_table_in_force(hinted: Ar
         begun = POLICIES["autoccl"](hinted).decide(CONFIG, History((), table)) or table
         assert begun is not None
         assert not begun.entries["act"].any()
+
+
+@pytest.mark.parametrize("policy", ["autoccl", "search"])
+@pytest.mark.parametrize(("first_bin", "num_bins"), [(FIRST_BIN - 4, NUM_BINS), (FIRST_BIN, 4)])
+def test_a_table_in_force_of_other_bins_is_not_gone_on_with(
+    first_bin: int, num_bins: int, policy: str, hinted: Artifact
+) -> None:
+    rows = [[Config(Algorithm.Ring, Protocol.LL128)] * num_bins] * 5
+    found = DecisionTable.from_configs(rows, num_nodes=1, num_ranks=8, first_bin=first_bin)
+    last = task(SIZES[-1], 5.0, 5.1)
+    told = POLICIES[policy](hinted).decide(CONFIG, History((last,), found))
+    assert told is not None
+    assert (told.first_bin, told.num_bins) == (FIRST_BIN, NUM_BINS)
+    brain = POLICIES[policy](hinted)
+    assert told == brain.decide(CONFIG, History((last,), None))
 
 
 def test_a_tuner_waits_for_new_calls_and_for_its_table_to_be_in_force(hinted: Artifact) -> None:

@@ -3,10 +3,12 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.features import HISTORY_SLICE, Observations
@@ -115,6 +117,33 @@ def test_brain_of_another_policy_is_refused(copied: Path) -> None:
     write_brain(copied / "policy.pt", turned, questions, copied / "brain.pt")
     seal(copied)
     with pytest.raises(ArtifactMismatch, match=r"NCCL cannot run: .* AllGather has no Tree"):
+        verify_artifact(copied)
+
+
+class ActsOnAHistory(nn.Module):
+    """What a policy decides, but NCCL's own choice once there were calls."""
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def forward(
+        self, window: torch.Tensor, context: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        action, q = self.policy(window, context, mask)
+        is_warm = window.abs().sum(dim=[1, 2]) > 0.0
+        return torch.where(is_warm, torch.zeros_like(action), action), q
+
+
+def test_brain_that_plays_otherwise_on_a_history_is_refused(copied: Path, tmp_path: Path) -> None:
+    manifest = verify_artifact(copied).manifest
+    other = ActsOnAHistory(torch.jit.load(str(copied / "policy.pt")))  # type: ignore[no-untyped-call]
+    torch.jit.script(other).save(str(tmp_path / "other.pt"))  # type: ignore[no-untyped-call]
+    questions = [cold_questions(manifest, s) for s in table_supports(manifest)]
+    configs = manifest.actions().configs
+    write_brain(tmp_path / "other.pt", configs, questions, copied / "brain.pt")
+    seal(copied)
+    with pytest.raises(ArtifactMismatch, match=r"on a history brain\.pt does not decide what"):
         verify_artifact(copied)
 
 

@@ -1,5 +1,6 @@
 """`dynamiccl-deploy doctor`: findings on recorded machines, and the command on this one."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -122,10 +123,10 @@ def test_key_must_be_a_secret(
     for named, said in (
         ("", "ok: DYNAMICCL_KEY_FILE is not set"),
         (key, f"ok: {key}"),
-        (tmp_path / "gone", "there is no such file"),
-        (link, "it is a symbolic link"),
-        (short, "it is shorter than 16 bytes"),
-        (shown, f"others may read it; chmod 600 {shown}"),
+        (tmp_path / "gone", "there is no such file; take it out"),
+        (link, "it is a symbolic link; take it out"),
+        (short, "it is shorter than 16 bytes; take it out"),
+        (shown, f"others may read it; chmod 600 {shown}, or take it out"),
     ):
         monkeypatch.setenv("DYNAMICCL_KEY_FILE", str(named))
         check = found(Machine(), plugin_path)["key"]
@@ -191,3 +192,29 @@ def test_probe_that_says_nothing_is_no_answer(plugin_path: Path, tmp_path: Path)
         ask_probe(machine, plugin_path)
     with pytest.raises(MachineError, match="no dynamiccl-prepare beside"):
         ask_probe(machine, tmp_path / "x.so")
+
+
+@pytest.mark.parametrize(
+    ("says", "machine_said", "key_status"),
+    [
+        ("hello", "printed no facts: hello", UNKNOWN),
+        ({"key_problem": None}, "is of another release; install it again", UNKNOWN),
+        ({"machine": "", "machine_problem": "no GPU can be read"}, "no GPU can be read", FAIL),
+    ],
+)
+def test_key_is_told_of_whatever_the_probe_knows(
+    says: str | dict[str, str | None],
+    machine_said: str,
+    key_status: CheckStatus,
+    plugin_path: Path,
+) -> None:
+    names = ("machine", "machine_problem", "systems", "artifact_problem", "key_problem")
+    told = says
+    if isinstance(says, dict):
+        facts = dict.fromkeys(names, "") | {"machine": "m", "key_problem": "it is short"} | says
+        told = json.dumps({name: fact for name, fact in facts.items() if fact is not None})
+    probe = str(plugin_path.parent / "dynamiccl-prepare")
+    machine = replace(HEALTHY, runs={(probe, "--facts"): ProgramResult(0, f"{told}\n")})
+    checks = found(machine, plugin_path)
+    assert machine_said in checks["machine"].found
+    assert [checks[name].status for name in ("machine", "key")] == [UNKNOWN, key_status]

@@ -17,7 +17,9 @@ from tests.collect import sysfs
 H100 = "NVIDIA H100 80GB HBM3"
 NODE = f"gpu={H100}*8;mig=0;nic=infiniband*8"
 #: What is said of a machine where there is no artifact, or none that knows it.
-NOTHING = dict.fromkeys(("machine", "systems", "artifact_problem", "key_problem"), "")
+NOTHING = dict.fromkeys(
+    ("machine", "machine_problem", "systems", "artifact_problem", "key_problem"), ""
+)
 Build = Callable[[Path], None]
 
 
@@ -26,10 +28,12 @@ def probe_fixture(plugin_path: Path) -> Path:
     return plugin_path.parent / PROBE_NAME
 
 
-def run(probe: Path, root: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
+def run(
+    probe: Path, root: Path, *arguments: object, key: str = ""
+) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [probe, "--facts", *map(str, arguments)],
-        env={"DYNAMICCL_TEST_ROOT": str(root)},
+        env={"DYNAMICCL_TEST_ROOT": str(root), "DYNAMICCL_KEY_FILE": key},
         capture_output=True,
         text=True,
         check=False,
@@ -140,9 +144,10 @@ def test_gpu_without_a_usable_name_gives_no_fingerprint(probe: Path, tmp_path: P
         gpu(root, 9, model)
         swept = node_facts(root / "sys", root / "proc")["node_fingerprint"]
         assert swept is None or model
-        done = run(probe, root)
-        assert (done.returncode, done.stdout) == (4, "")
-        assert "cannot be read" in done.stderr
+        done, key = run(probe, root, key="/gone"), "there is no such file"
+        why = "a GPU or NIC of this machine cannot be read in /proc or /sys"
+        assert done.returncode == 4
+        assert json.loads(done.stdout) == NOTHING | {"machine_problem": why, "key_problem": key}
 
 
 def test_probe_knows_an_artifact_and_whether_it_knows_the_machine(

@@ -162,6 +162,18 @@ def test_place_that_others_may_write_to_is_refused(
         assert said in refused(installed(shell, artifact, tmp_path / place, plugin), 2)
 
 
+def test_a_copy_whose_artifact_is_no_link_is_refused_and_stays_as_it_is(
+    home: Path, artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(home, tmp_path / "copy")  # follows the link, as `cp -rL` does
+    before = {path: path.stat().st_mtime_ns for path in copy.rglob("*")}
+    line = refused(installed(shell, artifact, copy, plugin_path), 2)
+    assert f"{copy}/artifact is a directory, no link; move it away" in line
+    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*")} == before
+    (copy / "artifact").rename(tmp_path / "away")
+    assert installed(shell, artifact, copy, plugin_path).code == 0
+
+
 def test_texts_are_what_their_readers_can_read(home: Path) -> None:
     yaml = pytest.importorskip("yaml")
     for name in ("slurm.sh", "slurm-pyxis.sh"):

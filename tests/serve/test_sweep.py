@@ -49,7 +49,7 @@ def plugin(sweep_path: Path) -> TunerPlugin:
 
 
 #: Plays some calls of AllReduce to eight ranks in a process of its own: PLUGIN, a file of the
-#: calls' sizes, and what then (`end` or `kill`).
+#: calls' sizes, and what then (`end` or `kill`), or how long files may grow.
 CHILD = """
 import os, sys
 from pathlib import Path
@@ -57,6 +57,10 @@ import numpy as np
 from dynamiccl.nccl import Collective
 from tests.serve.abi import TunerPlugin
 plugin, sizes, how = sys.argv[1:]
+if how.isdigit():
+    import resource, signal
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(how), int(how)))
 library = TunerPlugin(Path(plugin))
 with library.communicator(8, 1) as communicator:
     for size in Path(sizes).read_text().split():
@@ -449,6 +453,15 @@ def test_report_outlives_a_kill(calls: int, reached: int, sweep_path: Path, tmp_
     played = (BlockState.PLAYED, BlockState.PLAYED, BlockState.ABSTAINED, BlockState.PLAYED)
     assert report.states == (*played[:reached], *[BlockState.NOT_REACHED] * (4 - reached))
     assert calls - SMALL.calls_per_half < report.calls <= calls
+
+
+def test_file_size_limit_means_no_report_and_no_signal(sweep_path: Path, tmp_path: Path) -> None:
+    environment = stage(tmp_path, SMALL)
+    sizes = [call.size_bytes for call in benchmark_calls(SMALL)]
+    done = run(child(sweep_path, environment, sizes, "64"), environment)
+    assert done.returncode == 0, done.stderr
+    assert "report: files may not grow that long here" in done.stdout
+    assert not (tmp_path / "report").exists()
 
 
 def test_full_disk_means_no_report(sweep_path: Path, tmp_path: Path) -> None:

@@ -240,19 +240,17 @@ Artifact read_artifact(const std::string& named, const std::string& machine) {
 
 int print_facts(const std::string& named) {
   const std::string machine = take_fingerprint();
-  if (machine.empty()) {
-    std::fprintf(stderr, "error: %s\n", kNoMachine);
-    return kBadMachine;
-  }
   const Artifact artifact = named.empty() ? Artifact{} : read_artifact(named, machine);
   const std::string key_file = text_of("DYNAMICCL_KEY_FILE");
   Key key;
   const char* key_problem = key_file.empty() ? nullptr : read_key(key_file, &key);
   // No text in the index needs an escape in JSON.
-  std::printf(R"({"machine": "%s", "systems": "%s", "artifact_problem": "%s", "key_problem": "%s"})"
+  std::printf(R"({"machine": "%s", "machine_problem": "%s", "systems": "%s", )"
+              R"("artifact_problem": "%s", "key_problem": "%s"})"
               "\n",
-              machine.c_str(), artifact.systems.c_str(), artifact.problem.c_str(),
-              key_problem != nullptr ? key_problem : "");
+              machine.c_str(), machine.empty() ? kNoMachine : "", artifact.systems.c_str(),
+              artifact.problem.c_str(), key_problem != nullptr ? key_problem : "");
+  if (machine.empty()) return kBadMachine;
   return artifact.problem.empty() ? 0 : kBadArtifact;
 }
 

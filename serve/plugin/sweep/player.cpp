@@ -5,6 +5,8 @@
 // calls, so counting them is enough to agree; should a call not be the one expected, every rank
 // sees that at the same call, and every rank stops playing for good. Here alone an `init` fails on
 // purpose: a schedule that cannot be played would measure something else than it says, or hang.
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -46,12 +48,19 @@ class Report {
     const std::size_t size_bytes = sizeof(ReportHeader) + num_blocks_ * (sizeof(std::uint32_t) + 1);
     file_.reset(open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0644));
     if (!exists()) return errno == EEXIST ? nullptr : "it cannot be created";
-    int error = EINTR;
-    while (error == EINTR) error = posix_fallocate(file_.descriptor(), 0, size_bytes);
-    if (error != 0) {
+    const char* problem = nullptr;
+    rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < size_bytes) {
+      problem = "files may not grow that long here";  // to try would end the process (SIGXFSZ)
+    } else {
+      int error = EINTR;
+      while (error == EINTR) error = posix_fallocate(file_.descriptor(), 0, size_bytes);
+      if (error != 0) problem = "its space cannot be reserved";
+    }
+    if (problem != nullptr) {
       unlink(path);  // ours, and of no use to anyone
       file_.reset(-1);
-      return "its space cannot be reserved";
+      return problem;
     }
     ReportHeader header = {{}, kReportVersion, schedule.num_blocks, schedule.checksum, 0, 0, {}};
     std::memcpy(header.magic, kReportMagic, sizeof kReportMagic);
