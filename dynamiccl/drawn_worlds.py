@@ -52,11 +52,14 @@ _PROTOCOLS: Final[Mapping[Protocol, tuple[_Range, _Range]]] = {
 _SIZE_LENGTHS: Final = (1.5, 2.5, 4.0, 6.0)
 _OPTION_LENGTHS: Final = (0.7, 1.5, 3.0)
 #: The strongest fields, ln of time: what a cell's configs share, and what each has of its own.
-_CELL_FIELD: Final = 0.12
-_CONFIG_FIELD: Final = 0.05
-#: Jumps an octave at most, and the largest standard deviation of one, ln of time.
+_CELL_FIELD: Final = 0.3
+_CONFIG_FIELD: Final = 0.15
+#: Jumps an octave at most; the largest standard deviations, ln of time, of one that a cell's
+#: configs share and of a config's own; and the chance that a config is off from the first size on.
 _JUMPS: Final = 0.12
-_JUMP: Final = 0.2
+_CELL_JUMP: Final = 0.4
+_CONFIG_JUMP: Final = 0.4
+_APART: Final = 0.1
 #: How the channels that NCCL opens compare with the most that the grid asks for.
 _OPENED: Final = (0.5, 0.7, 1.0, 1.0, 1.0, 1.0, 1.4, 2.0)
 #: Channels that are opened where the grid asks for none.
@@ -98,8 +101,10 @@ def draw_worlds(grid: Grid, count: int, random: Generator) -> tuple[Floats, Floa
     machines = _Machines(grid, count, random)
     costs = machines.cost()
     times = np.stack([machines.time(channels) for channels, _ in machines.options], axis=3)
-    times += machines.fields() + machines.jumps()[..., None]
-    jumps_of_own = machines.jumps()[:, :, 0]
+    kinds = len(grid.cells), len(machines.options)
+    times += machines.fields() + machines.jumps(kinds[0], 1, most=_CELL_JUMP)
+    times += machines.jumps(*kinds, most=_CONFIG_JUMP, at_first=_APART)
+    jumps_of_own = machines.jumps(most=_CELL_JUMP)
     world, size = np.ogrid[:count, : len(grid.log2_sizes)]
     found = np.empty((count, len(grid.log2_sizes), len(grid.configs)))
     for action, config in enumerate(grid.configs):
@@ -204,13 +209,18 @@ class _Machines:
                 found[which] = np.einsum("st,wtco->wsco", along_sizes, both)
         return found
 
-    def jumps(self) -> Floats:
-        """(W, S, C) what no smooth law has: a cell is slower or faster from some size on."""
-        count, sizes = self._count, self._log2_size_S
-        apart = np.diff(sizes, prepend=sizes[0])[:, None]
-        rate, height = self._uniform(0.0, _JUMPS), self._uniform(0.0, _JUMP)
-        is_one = self._random.random((count, len(sizes), len(self._cells))) < rate[:, None] * apart
-        jump = height[:, None] * self._random.standard_normal(is_one.shape)
+    def jumps(self, *of: int, most: float, at_first: float = 0.0) -> Floats:
+        """(W, S, *of) what no smooth law has: slower or faster from some size on.
+
+        Standard deviations are up to `most`; `at_first` is the chance of one at the first size.
+        """
+        sizes = self._log2_size_S
+        chance = self._uniform(0.0, _JUMPS) * np.diff(sizes, prepend=sizes[0])
+        chance[:, 0] = at_first
+        shape, ones = (*chance.shape, *of), (1,) * len(of)
+        is_one = self._random.random(shape) < chance.reshape(*chance.shape, *ones)
+        height = self._uniform(0.0, most).reshape(-1, 1, *ones)
+        jump = height * self._random.standard_normal(shape)
         found: Floats = np.cumsum(is_one * jump, axis=1)
         return found
 
