@@ -28,6 +28,7 @@ import typer
 from dynamiccl import cli
 from dynamiccl.datasets.manifest import AB_NAME, KILL_NAME
 from dynamiccl.errors import UserError
+from dynamiccl.files import replacing
 from dynamiccl.serve.install import RUN_NAME
 from dynamiccl.train.options import Json
 
@@ -212,12 +213,13 @@ def is_worse(ratios: Sequence[float]) -> bool:
 
 def usual_silence_s(ours: Launch, theirs: Launch) -> float:
     """How long a job may say nothing at its end; one that is silent for longer hangs."""
-    usual_s = theirs.wall_s
+    usual_s, least_s = theirs.wall_s, _SILENT_S
     if theirs.was_cut:
         line_s = (theirs.wall_s - theirs.silent_s) / (theirs.num_steps + _WARM_UP)
-        usual_s = max(_SILENT_S, _SILENT_STEPS * (theirs.step_s or 0.0), _SILENT_LINES * line_s)
+        least_s = max(least_s, _SILENT_LINES * line_s)
+        usual_s = max(least_s, _SILENT_STEPS * (theirs.step_s or 0.0))
     if theirs.silent_s <= _SILENT_SHARE * theirs.wall_s:
-        usual_s = min(usual_s, max(_SILENT_S, _SILENT_SHARE * ours.wall_s))
+        usual_s = min(usual_s, max(least_s, _SILENT_SHARE * ours.wall_s))
     return usual_s
 
 
@@ -390,6 +392,5 @@ def _tell_installation(record: dict[str, Any], artifact: Path, kill: Path, *, of
 
 
 def _write(folder: Path, record: dict[str, Any]) -> None:
-    hidden = folder / f".{AB_NAME}"
-    hidden.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    hidden.replace(folder / AB_NAME)
+    with replacing(folder / AB_NAME) as hidden:
+        hidden.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -36,6 +36,7 @@ from dynamiccl.datasets.manifest import INDEX_NAME, MANIFEST_NAME, Manifest, Sup
 from dynamiccl.datasets.questions import cold_questions, table_supports
 from dynamiccl.datasets.store import file_sha256
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UnknownName, UserError
+from dynamiccl.files import replacing
 from dynamiccl.libraries import TUNER_NAME, check_fingerprint
 from dynamiccl.nccl import Collective
 from dynamiccl.serve.table import DecisionTable, relative_path
@@ -108,9 +109,8 @@ class PluginIndex:
 
     def write(self, directory: Path) -> None:
         """Write the index, replacing the one there."""
-        hidden = directory / f".{INDEX_NAME}"
-        hidden.write_bytes(self.to_bytes())
-        hidden.replace(directory / INDEX_NAME)
+        with replacing(directory / INDEX_NAME) as hidden:
+            hidden.write_bytes(self.to_bytes())
 
     def to_bytes(self) -> bytes:
         """The file's bytes; raises UserError when the plugin would refuse them."""

@@ -12,10 +12,12 @@ snippets/   job scripts for Slurm, Slurm with Pyxis, Kubernetes
 Only the installing user may write: the plugin uses nothing that others could have changed.
 """
 
+import errno
 import os
 import re
 import secrets
 import stat
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -158,17 +160,16 @@ def _put(target: Path, content: bytes, mode: int) -> Path:
 
 def make_key(path: Path) -> bool:
     """Make the secret of the jobs' messages; False where it was there, or another made it."""
+    hidden = path.with_name(f"{WRITING}{secrets.token_hex(16)}")
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        hidden.touch(0o600, exist_ok=False)
+        hidden.write_text(f"{secrets.token_hex(_KEY_BYTES)}\n", encoding="ascii")
+        os.link(hidden, path)  # whole, or not at all
     except FileExistsError:
         path.chmod(0o600)
         return False
-    try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(f"{secrets.token_hex(_KEY_BYTES)}\n")
-    except OSError:
-        path.unlink()  # an empty one would stay
-        raise
+    finally:
+        hidden.unlink(missing_ok=True)
     return True
 
 
@@ -176,7 +177,6 @@ def _place(artifact: Artifact, link: Path) -> None:
     store = link.with_name("artifacts")
     place = store / artifact.index.sha256[:16]
     names = (*artifact.manifest.files, MANIFEST_NAME, INDEX_NAME)
-    was_killed = (link / KILL_NAME).exists()
     clear_leftovers(store)
     # Where nobody reads it first: a full disk changes nothing of what is there.
     with TemporaryDirectory(prefix=WRITING, dir=store) as folder:
@@ -186,14 +186,12 @@ def _place(artifact: Artifact, link: Path) -> None:
             _put(staged / name, (artifact.directory / name).read_bytes(), 0o644)
         for each in (staged, *(path for path in staged.rglob("*") if path.is_dir())):
             each.chmod(0o755)
-        if place.exists():
-            for name in names:  # file by file: jobs may be reading them
-                (staged / name).replace(place / name)
-        else:
-            staged.rename(place)
-        if was_killed:
+        if place.exists() and not (place / INDEX_NAME).exists():
+            place.rename(Path(folder, "cut-off"))
+        _move(staged, place, names)
+        if (link / KILL_NAME).exists():
             (place / KILL_NAME).touch(mode=0o644)  # whoever switched it off has not switched it on
-        else:
+        elif link.resolve() != place.resolve():
             (place / KILL_NAME).unlink(missing_ok=True)
         os.utime(place)
         with replacing(link) as hidden:
@@ -202,6 +200,16 @@ def _place(artifact: Artifact, link: Path) -> None:
         by_age = sorted(kept, key=lambda path: path.stat().st_mtime, reverse=True)
         for old in by_age[_KEPT:]:
             old.rename(Path(folder, old.name))  # removed with it
+
+
+def _move(staged: Path, place: Path, names: Sequence[str]) -> None:
+    try:
+        staged.rename(place)
+    except OSError as error:
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+            raise
+        for name in names:  # file by file: jobs may be reading them
+            (staged / name).replace(place / name)
 
 
 def install_command(

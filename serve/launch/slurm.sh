@@ -10,8 +10,8 @@ set -euo pipefail
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_ADDR MASTER_PORT=29500
 
-# What all nodes must agree on, seen before the job: "alike" or who differs in what.
-srun @DIR@/bin/dynamiccl-prepare --facts @DIR@/artifact | sort | uniq -c
+# What all nodes must agree on, counted before the job: one line where all are alike.
+srun @DIR@/bin/dynamiccl-prepare --facts @DIR@/artifact | sort | uniq -c || true
 
 # Each rank starts through dynamiccl-run: it prepares the node that it runs on, and rank 0 starts the
 # arbiter, by which ranks of several nodes agree.

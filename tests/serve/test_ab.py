@@ -228,6 +228,8 @@ def cut(wall_s: float, lines: int, silent_s: float) -> dict[str, Any]:
         (cut(600, 24, 375), cut(600, 24, 20), 3, "fails", "in the last 375 of its 600 s"),
         (cut(1200, 24, 700), cut(1200, 24, 50), 3, "fails", "in the last 700 of its 1200 s"),
         (cut(1200, 24, 300), cut(1200, 24, 50), 3, "not worse", "step time"),
+        # Four of its steps, as long as a checkpoint.
+        (cut(180, 12, 65), cut(180, 12, 5), 3, "not worse", "step time"),
         (cut(1200, 24, 700), cut(1200, 24, 500), 3, "not worse", "step time"),
         # Lines come rarer than steps: it is the lines that are awaited.
         (RARELY | {"silent_s": 190.0}, RARELY, 2, "not worse", "step time"),

@@ -132,6 +132,11 @@ def test_the_newest_artifacts_stay_and_one_that_was_there_is_renewed(
     assert (home / "artifact").resolve() == second
     assert PluginIndex.read(second).sha256 == again.sha256
     assert not again.killed
+    # One that a copy left half is made anew.
+    for path in ("plugin.index", "manifest.json", "tables"):
+        shutil.rmtree(second / path) if path == "tables" else (second / path).unlink()
+    assert install(artifact, home, plugin_path).sha256 == again.sha256
+    assert (second / table.relative_to(first)).read_bytes()
 
 
 def test_libtorch_part_is_installed_where_it_was_built_and_a_build_that_lacks_a_library_is_not(
