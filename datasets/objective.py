@@ -236,8 +236,8 @@ def job_tasks(
 def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Losses]]]:
     """Collective, nodes and ranks -> size bin -> products -> what each config costs compute.
 
-    By rows beside products in the default environment; those of NCCL's own choice must be there.
-    NaN for a config that was tried and not measured. Of two sizes of a bin the larger tells.
+    By rows beside products in the default environment. NaN for a config that was tried and not
+    measured, or where NCCL's own choice was not. Of two sizes of a bin the larger tells.
     """
     rows = comparable(independent(tuned(measurements))).drop_nulls("compute_loss_us")
     rows = rows.filter(launch_profile=DEFAULT_PROFILE)
@@ -258,11 +258,14 @@ def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Lo
     )
     own = told.filter("is_default").select(*keys, own_us="time_us")
     tried = tuned(measurements).filter(launch_profile=DEFAULT_PROFILE)
+    # Other kinds, as none at all, tell no loss anywhere.
+    kinds = tried.drop_nulls("compute_loss_us")["interference_kind"].unique()
+    tried = tried.filter(pl.col("interference_kind").is_in(kinds.implode()))
     told = (
         tried.select(*keys, *CONFIG_COLUMNS)
         .unique(maintain_order=True)
         .join(told, [*keys, *CONFIG_COLUMNS], "left", nulls_equal=True, maintain_order="left")
-        .join(own, keys, nulls_equal=True, maintain_order="left")
+        .join(own, keys, "left", nulls_equal=True, maintain_order="left")
         .with_columns(longer=pl.col("time_us") / pl.col("own_us"))
         .with_columns(pl.col("share", "error", "longer").fill_null(np.nan))
         .sort(keys, maintain_order=True)
@@ -280,15 +283,16 @@ def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Lo
 def near(by_bin: dict[int, dict[str, Losses]], index: int) -> dict[str, Losses]:
     """Of each kind of products the known losses of its nearest size bin within an octave.
 
+    None of a kind beside which NCCL's own choice is unknown: there no config is known to be better.
     Kinds beside which no config but NCCL's own was tried, at any size, only where all are so.
     """
     within = [other for other in by_bin if abs(other - index) <= BINS_PER_OCTAVE]
     found: dict[str, Losses] = {}
     for other in sorted(within, key=lambda other: abs(other - index)):
         found = {**by_bin[other], **found}
-    tried = {kind for each in by_bin.values() for kind in each if len(each[kind]) > 1}
+    tried = {kind for each in by_bin.values() for kind in each if each[kind].keys() - {""}}
     return {
-        kind: {config: loss for config, loss in found[kind].items() if not np.isnan(loss[0])}
+        kind: {config: loss for config, loss in found[kind].items() if not np.isnan(loss).any()}
         for kind in [kind for kind in found if kind in tried] or found
     }
 
