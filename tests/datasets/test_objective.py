@@ -246,6 +246,20 @@ def test_of_two_sizes_of_one_bin_one_tells() -> None:
     assert {config: loss[0] for config, loss in losses.items()} == {"": 0.1, "Ring/LL/4ch": 0.03}
 
 
+@pytest.mark.parametrize("alone", [MIB + 4096, 3 * MIB // 2], ids=str)
+@pytest.mark.parametrize("is_known", [True, False])
+def test_nccls_own_choice_measured_alone_hides_no_size_with_configs(
+    alone: int, *, is_known: bool
+) -> None:
+    """Not at another size of the bin, and not in the nearest bin; also where it is unknown."""
+    rows = [told(0.2), told(0.01, 2), told(0.3, size_bytes=alone, throttled=not is_known)]
+    [by_bin] = losses_of(frame(*rows)).values()
+    for place in (MIB, alone):
+        [losses] = near(by_bin, size_bin(place)).values()
+        shares = {config: loss[0] for config, loss in losses.items()}
+        assert shares == {"": 0.2, "Ring/LL/2ch": 0.01}
+
+
 def test_own_choice_surely_costs_less_than_measured_and_others_more() -> None:
     losses = {"4096": {"": (0.12, 0.05, 1.0), "Ring/LL/2ch": (0.02, 0.01, 1.1)}}
     configs = [ABSTAIN, *(Config(Algorithm.Ring, Protocol.LL, n) for n in (2, 8))]
