@@ -236,8 +236,9 @@ def job_tasks(
 def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Losses]]]:
     """Collective, nodes and ranks -> size bin -> products -> what each config costs compute.
 
-    By rows beside products in the default environment; those of NCCL's own choice must be there.
-    NaN for a config that was tried and not measured. Of two sizes of a bin the larger tells.
+    By rows beside products in the default environment. NaN for a config that was tried and not
+    measured, or where NCCL's own choice was not. Of the sizes of a bin the largest tells, first of
+    those where another config was tried.
     """
     rows = comparable(independent(tuned(measurements))).drop_nulls("compute_loss_us")
     rows = rows.filter(launch_profile=DEFAULT_PROFILE)
@@ -258,11 +259,14 @@ def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Lo
     )
     own = told.filter("is_default").select(*keys, own_us="time_us")
     tried = tuned(measurements).filter(launch_profile=DEFAULT_PROFILE)
+    # Other kinds, as none at all, tell no loss anywhere.
+    kinds = tried.drop_nulls("compute_loss_us")["interference_kind"].unique()
+    tried = tried.filter(pl.col("interference_kind").is_in(kinds.implode()))
     told = (
         tried.select(*keys, *CONFIG_COLUMNS)
         .unique(maintain_order=True)
         .join(told, [*keys, *CONFIG_COLUMNS], "left", nulls_equal=True, maintain_order="left")
-        .join(own, keys, nulls_equal=True, maintain_order="left")
+        .join(own, keys, "left", nulls_equal=True, maintain_order="left")
         .with_columns(longer=pl.col("time_us") / pl.col("own_us"))
         .with_columns(pl.col("share", "error", "longer").fill_null(np.nan))
         .sort(keys, maintain_order=True)
@@ -273,22 +277,34 @@ def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Lo
         names = ["" if row["is_default"] else config_of(row).key for row in table.to_dicts()]
         by_config = dict(zip(names, table.select("share", "error", "longer").rows(), strict=True))
         in_bin = found[collective, nodes, ranks][size_bin(size_bytes)]
-        in_bin[f"{kind} {level:g}"] = by_config
+        name = f"{kind} {level:g}"
+        if _has_others(by_config) or not _has_others(in_bin.get(name, {})):
+            in_bin[name] = by_config
     return found
+
+
+def _has_others(by_config: Losses) -> bool:
+    """Whether a config other than NCCL's own choice was tried."""
+    return any(by_config)
 
 
 def near(by_bin: dict[int, dict[str, Losses]], index: int) -> dict[str, Losses]:
     """Of each kind of products the known losses of its nearest size bin within an octave.
 
-    Kinds beside which no config but NCCL's own was tried, at any size, only where all are so.
+    First of bins where a config other than NCCL's own was tried; kinds beside which none was, at
+    any size, only where all are so. None of a kind beside which NCCL's own choice is unknown: there
+    no config is known to be better.
     """
     within = [other for other in by_bin if abs(other - index) <= BINS_PER_OCTAVE]
+    # Stable: of those that say as much the nearest stays first.
+    within.sort(key=lambda other: abs(other - index))
+    told = [(kind, losses) for other in within for kind, losses in by_bin[other].items()]
     found: dict[str, Losses] = {}
-    for other in sorted(within, key=lambda other: abs(other - index)):
-        found = {**by_bin[other], **found}
-    tried = {kind for each in by_bin.values() for kind in each if len(each[kind]) > 1}
+    for kind, losses in sorted(told, key=lambda each: not _has_others(each[1])):
+        found.setdefault(kind, losses)
+    tried = {kind for each in by_bin.values() for kind in each if _has_others(each[kind])}
     return {
-        kind: {config: loss for config, loss in found[kind].items() if not np.isnan(loss[0])}
+        kind: {config: loss for config, loss in found[kind].items() if not np.isnan(loss).any()}
         for kind in [kind for kind in found if kind in tried] or found
     }
 

@@ -3,6 +3,7 @@
 On small tables, against the simulator's own law, and as rows beside matrix products tell it.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +125,9 @@ def test_losses_are_shares_of_the_kernels_time_of_each_config_beside_each_kind()
     rows = [told(0.02, 1), told(0.04, 1), told(0.01, 4), told(0.12)]
     rows += [told(0.05, 8, compute_aa_difference=0.03)]
     rows += [told(0.4, kind="persistent-matmul"), told(0.3, 1, kind="persistent-matmul")]
-    # Without NCCL's own choice, or in another environment, nothing is said.
-    rows += [told(0.02, 1, size_bytes=64), told(0.02, 1, launch_profile="x")]
-    rows += [told(0.1, launch_profile="x")]
+    # In another environment, or of what runs alone, nothing is said.
+    rows += [told(0.02, 1, launch_profile="x"), told(0.1, launch_profile="x")]
+    rows += [default(100.0), forced("Ring", "LL", 90.0, channels=1, size_bytes=64)]
     assert losses_of(frame(*rows)) == {
         ("AllReduce", 1, 8): {
             size_bin(MIB): {
@@ -215,6 +216,27 @@ def test_a_config_counts_only_where_it_is_known_beside_every_kind() -> None:
     assert longest(*rows, *failed) == [1.0] * 4
 
 
+@pytest.mark.parametrize(
+    "own",
+    [
+        [],
+        [told(0.2, interference_level=8192.0, throttled=True)],
+        [told(0.2, interference_level=8192.0, time_us=None, compute_loss_us=None)],
+    ],
+    ids=["left out", "throttled", "hung"],
+)
+def test_no_config_is_taken_where_nccls_own_choice_is_unknown(own: list[dict[str, Any]]) -> None:
+    """Two channels lose little beside one kind, and much beside another, as perhaps NCCL's do."""
+    rows = [told(0.2), told(0.21), told(0.01, 2), told(0.7, 2, interference_level=8192.0), *own]
+    [by_bin] = losses_of(frame(*rows)).values()
+    losses = near(by_bin, size_bin(MIB))
+    assert json.loads(json.dumps(losses, allow_nan=False))["matmul 8192"] == {}
+    lost, longer = losses_at(losses, [ABSTAIN, Config(Algorithm.Ring, Protocol.LL, 2)])
+    job = JobTask(("AllReduce", 1, 8, 40), 100.0, 0.0, [9_000.0], losses)
+    assert may_take(lost, job).tolist() == [1.0, 1.0]
+    assert change_of_task_us(longer, lost, job).tolist() == pytest.approx([0.0, NAN], nan_ok=True)
+
+
 def test_of_two_sizes_of_one_bin_one_tells() -> None:
     """A config that was measured at the smaller alone is not known at the larger."""
     larger: dict[str, Any] = {"size_bytes": MIB + 4096}
@@ -222,6 +244,20 @@ def test_of_two_sizes_of_one_bin_one_tells() -> None:
     [by_bin] = losses_of(frame(*rows)).values()
     [losses] = by_bin[size_bin(MIB)].values()
     assert {config: loss[0] for config, loss in losses.items()} == {"": 0.1, "Ring/LL/4ch": 0.03}
+
+
+@pytest.mark.parametrize("alone", [MIB + 4096, 3 * MIB // 2], ids=str)
+@pytest.mark.parametrize("is_known", [True, False])
+def test_nccls_own_choice_measured_alone_hides_no_size_with_configs(
+    alone: int, *, is_known: bool
+) -> None:
+    """Not at another size of the bin, and not in the nearest bin; also where it is unknown."""
+    rows = [told(0.2), told(0.01, 2), told(0.3, size_bytes=alone, throttled=not is_known)]
+    [by_bin] = losses_of(frame(*rows)).values()
+    for place in (MIB, alone):
+        [losses] = near(by_bin, size_bin(place)).values()
+        shares = {config: loss[0] for config, loss in losses.items()}
+        assert shares == {"": 0.2, "Ring/LL/2ch": 0.01}
 
 
 def test_own_choice_surely_costs_less_than_measured_and_others_more() -> None:
