@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +49,12 @@ def clear_leftovers(folder: Path) -> None:
                 shutil.rmtree(left)
             else:
                 left.unlink()
+
+
+def toml_names(folder: Traversable) -> list[str]:
+    """Names of the TOML files in a folder, sorted; an editor's backup is none."""
+    names = (file.name for file in folder.iterdir())
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:

@@ -17,9 +17,9 @@ from pathlib import Path as FilePath
 from typing import Any, Final, TypeVar
 
 from dynamiccl.errors import CorruptFile, UnknownName
+from dynamiccl.files import toml_names
 from dynamiccl.nccl import Algorithm, NcclVersion, Protocol
 from dynamiccl.simulator.system import Group
-from dynamiccl.simulator.toml_table import toml_names
 
 Triple = tuple[float, float, float]
 _FOLDER: Final = "machines"

@@ -22,7 +22,8 @@ import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from dynamiccl.errors import MissingPath, UnknownName
-from dynamiccl.simulator.toml_table import Table, parse_toml, toml_names
+from dynamiccl.files import toml_names
+from dynamiccl.simulator.toml_table import Table, parse_toml
 
 Float64Array = npt.NDArray[np.float64]
 Process = Generator[Float64Array, Float64Array]

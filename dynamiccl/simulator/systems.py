@@ -20,6 +20,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import MissingPath, UnknownName, UserError
+from dynamiccl.files import toml_names
 from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator.cost_model import CostModel
 from dynamiccl.simulator.h100 import H100System
@@ -48,7 +49,7 @@ from dynamiccl.simulator.system import (
     Launch,
     Parts,
 )
-from dynamiccl.simulator.toml_table import Table, parse_toml, toml_names, toml_value
+from dynamiccl.simulator.toml_table import Table, parse_toml, toml_value
 
 _SUFFIX: Final = ".toml"
 _SHIPPED: Final = resources.files("dynamiccl.simulator") / "systems"

@@ -4,7 +4,6 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Collection, Mapping
-from importlib.resources.abc import Traversable
 from typing import Final, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
@@ -56,12 +55,6 @@ def parse_toml(model: type[T], text: str, *, where: str) -> T:
         raise UserError(f"{where} is not TOML: {error}; correct that line") from error
     except (ValidationError, DynamicclError) as error:
         raise UserError(f"{where}: {first_problem(error)}") from error
-
-
-def toml_names(folder: Traversable) -> list[str]:
-    """Names of the TOML files in a folder, sorted; an editor's backup is none."""
-    names = (file.name for file in folder.iterdir())
-    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def one_of(what: str, choices: Collection[str]) -> AfterValidator:
