@@ -34,8 +34,8 @@ ENDED: Final = frozenset({
 })  # fmt: skip
 #: Such a job may wait for ever, where no node is down (squeue(1)).
 _TOO_MUCH: Final = frozenset({"PartitionNodeLimit", "PartitionTimeLimit"})
-#: An option of sbatch, and no array; getopt takes `--ar`, too.
-_OPTION: Final = re.compile(r"(?!--ar{1,2}a?y?\b|-a)--?[A-Za-z][^\n]*")
+#: An array; getopt takes `--ar`, too, and `-Ha`: short flags without a value (sbatch 22.05) first.
+_ARRAY: Final = re.compile(r"--ar(r(ay?)?)?(=.*)?|-[HOQVWhsv]*a.*", re.DOTALL)
 #: For a busy controller (its own MessageTimeout is 10 by default).
 _ANSWER_S: Final = 60.0
 #: Where Slurm is (sbatch(1), "INPUT ENVIRONMENT VARIABLES").
@@ -106,7 +106,7 @@ def batch_script(sweep: Sweep, options: RunOptions, script: Path) -> str:
     given = sweep.file.launcher.sbatch_header
     header = [line.strip().removeprefix("#SBATCH").strip() for line in given]
     for line in header:
-        if not _OPTION.fullmatch(line):
+        if not _is_option(line):
             raise InvalidSweep(
                 f"sbatch_header line '{line}' is no option of sbatch that a sweep can have; write "
                 'one option a line, e.g. "--time=02:00:00", and no --array'
@@ -138,6 +138,16 @@ def batch_script(sweep: Sweep, options: RunOptions, script: Path) -> str:
         "# Written by dynamiccl-collect. It resumes the sweep, so it may run any number of times.\n"
         f"exec {shlex.join(argv)}\n"
     )
+
+
+def _is_option(line: str) -> bool:
+    """Whether a header line begins with an option, and none of its words asks for an array."""
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:  # a quotation without end
+        return False
+    begins = re.fullmatch(r"--?[A-Za-z][^\n]*", line) is not None
+    return begins and not any(map(_ARRAY.fullmatch, words))
 
 
 def find(script: Path) -> tuple[str, str] | None:

@@ -91,11 +91,20 @@ def test_the_whole_script() -> None:
     [
         *("time=1", "module load nccl", "--a\nrm -rf /", "-a 1", "--array=1-4"),
         *("--ar 1", "--arr=1-2", "--arra=1-2"),  # getopt takes what is unambiguous
+        *("--time=1 --array=1-4", "-A physics --array=1-8", "--exclusive -a 1-4", "-Ha 1-4"),
+        "--comment='a",
     ],
 )
 def test_a_line_that_is_no_option_or_asks_for_an_array_is_refused(line: str) -> None:
     with pytest.raises(InvalidSweep, match=r"one option a line, .* and no --array"):
         script_of(line)
+
+
+@pytest.mark.parametrize(
+    "line", ["-A alpha -p array", "-Jgamma", "--comment='no --array' --acctg-freq=9", "-H # -a 1"]
+)
+def test_a_value_is_no_array(line: str) -> None:
+    assert f"#SBATCH {line}\n" in script_of(line)
 
 
 class Played:
