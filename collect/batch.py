@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -184,16 +185,17 @@ def _submit(script: Path, *options: str) -> str:
     drop = [word for name in (*ours, "LC_ALL") for word in ("-u", name)]
     locale = [f"LC_ALL={os.environ['LC_ALL']}"] if "LC_ALL" in os.environ else []
     ran = _slurm("env", *drop, *locale, "sbatch", "--parsable", *options, str(script))
-    # "1234", or "1234;cluster", among warnings and what a site's wrapper says.
-    found = re.search(r"^(\d+)(;.*)?$", ran.output, re.MULTILINE)
-    if ran.returncode == 127:
+    # "1234", or "1234;cluster", after warnings and what a site's wrapper says.
+    lines = [re.fullmatch(r"\s*(\d+)(;.*)?\s*", line) for line in ran.output.splitlines()]
+    numbers = [found[1] for found in lines if found]
+    if not ran.worked and shutil.which("sbatch") is None:
         raise MachineError(f"no sbatch on PATH: {_words(ran)}; run this where Slurm's commands are")
-    if not ran.worked or found is None:
+    if not ran.worked or not numbers:
         raise MachineError(
             f"sbatch refused {script}: {_words(ran)}; correct launcher.sbatch_header or the "
             "sweep's groups"
         )
-    return found[1]
+    return numbers[-1]
 
 
 def _slurm(*argv: str) -> ProgramResult:

@@ -195,11 +195,22 @@ def test_a_job_is_alive_unless_its_state_is_known_to_be_the_end(
     assert batch.find(played.script) is None
 
 
+@pytest.mark.parametrize(
+    "says", ["1234 \\n", "1234\\r\\n", "took 5\\n 1234;gpu \\n", "5\\n1234\\n"]
+)
+def test_the_jobs_number_is_the_last_that_has_a_line(says: str, played: Played) -> None:
+    played.command("sbatch", f"printf '{says}'")
+    assert played.submit()["job"] == "1234"
+
+
 def test_what_slurm_refuses_or_does_not_answer_is_said(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played.command("sbatch", "echo 'invalid partition' >&2; exit 1")
     with pytest.raises(MachineError, match=r"invalid partition; correct launcher\.sbatch_header"):
+        played.submit()
+    played.command("sbatch", "echo 'no lua' >&2; exit 127")
+    with pytest.raises(MachineError, match=r"sbatch refused .*no lua"):
         played.submit()
     (played.folder / "sbatch").unlink()
     with monkeypatch.context() as patched:
@@ -290,9 +301,7 @@ def test_where_slurm_refuses_to_requeue_another_job_follows_without_our_variable
         monkeypatch.setenv(name, "x")
     played.command("scontrol", "echo 'presently disabled' >&2; exit 1")
     variables = "echo env $(env | grep -E '^(SLURM|NCCL|LC_ALL)' | sort) >> asked"
-    # A site's wrapper may add a word of its own, and another number.
-    says = "echo warning >&2; echo '78;cluster-b'; echo account physics; echo 5"
-    played.command("sbatch", f"{variables}; {says}")
+    played.command("sbatch", f"{variables}; echo 78")
     queue_again(played.script, {"SLURM_JOB_ID": "77"})
     assert played.asked("scontrol") == ["scontrol requeue 77"]
     wanted = f"sbatch --parsable --dependency=afterany:77 {played.script}"
