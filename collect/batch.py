@@ -1,7 +1,7 @@
 """A sweep as a Slurm batch job; needs no accounting database, and nobody watches it.
 
     OUT/.slurm/NAME.sbatch    the script; it resumes the sweep, so it may run any number of times
-    OUT/.slurm/NAME/          a lock, while it is submitted
+    OUT/.slurm/NAME/          a lock, while Slurm is asked about it
     OUT/.slurm/NAME-JOB.out   what the job printed
 
 Slurm sends SIGUSR1 to the batch shell before the time limit. The shell replaces itself by the sweep
@@ -67,22 +67,20 @@ def submit_sweep(sweep: Sweep, options: RunOptions) -> dict[str, Any]:
     folder = journal.journal_folder(sweep, options.out)
     script = script_path(options.out, sweep.file.name)
     text = batch_script(sweep, options, script)
-    ended = journal.how_it_ended(folder, sweep.text)
-    job = find(script)
-    if job is None and ended is None:
-        if folder.is_dir() and not options.resume:
-            raise UserError(
-                f"{folder} says that this sweep was begun here, work is left, and no job of it "
-                f"waits or runs (what it said: {script.with_suffix('')}-*.out); go on with "
-                "--resume, or take another --out or name"
-            )
-        asking = script.with_suffix("")
-        asking.mkdir(parents=True, exist_ok=True)
-        with journal.hold(asking):
-            job = find(script)  # another call may have been quicker
-            if job is None:
-                script.write_text(text, encoding="utf-8")
-                job = _submit(script), "submitted"
+    asking = script.with_suffix("")
+    asking.mkdir(parents=True, exist_ok=True)
+    with journal.hold(asking, "submitting", "give the same command again in a moment"):
+        job = find(script)
+        ended = journal.how_it_ended(folder, sweep.text)
+        if job is None and ended is None:
+            if folder.is_dir() and not options.resume:
+                raise UserError(
+                    f"{folder} says that this sweep was begun here, work is left, and no job of it "
+                    f"waits or runs (what it said: {asking}-*.out); go on with --resume, or take "
+                    "another --out or name"
+                )
+            script.write_text(text, encoding="utf-8")
+            job = _submit(script), "submitted"
     number, state = job or (None, ended)
     launches, done = journal.progress_on_disk(folder)
     trials = make_strategy(sweep.file, sweep.trials).expected_picks()

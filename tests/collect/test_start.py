@@ -326,4 +326,9 @@ def test_two_calls_at_once_submit_one_job(played: Played) -> None:
         told = list(pool.map(submit, range(2)))
     assert len(played.asked("sbatch")) == 1
     assert "77" in told
-    assert all(one == "77" or "already; wait for it" in one for one in told)
+    assert all(one == "77" or "is submitting this sweep" in one for one in told)
+
+
+def test_squeue_is_asked_once(played: Played) -> None:
+    played.submit()
+    assert len(played.asked("squeue")) == 1
