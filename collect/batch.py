@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from dynamiccl.collect import journal
+from dynamiccl.collect.launch import check_packages
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.doctor import Machine, ProgramResult
@@ -62,7 +63,7 @@ def submit_sweep(sweep: Sweep, options: RunOptions) -> dict[str, Any]:
 
     Without a job (null) the state is how the sweep ended: done or budget. Raises UserError
     (another call submits it now, too), InvalidSweep for a header line, and MachineError where Slurm
-    refuses or does not answer.
+    refuses or does not answer, or compute beside it lacks a package.
     """
     folder = journal.journal_folder(sweep, options.out)
     script = script_path(options.out, sweep.file.name)
@@ -79,6 +80,8 @@ def submit_sweep(sweep: Sweep, options: RunOptions) -> dict[str, Any]:
                     f"waits or runs (what it said: {asking}-*.out); go on with --resume, or take "
                     "another --out or name"
                 )
+            for setting in dict.fromkeys(trial.setting for trial in sweep.trials):
+                check_packages(setting, sweep.file.launcher.container)
             script.write_text(text, encoding="utf-8")
             job = _submit(script), "submitted"
     number, state = job or (None, ended)

@@ -329,6 +329,16 @@ def test_two_calls_at_once_submit_one_job(played: Played) -> None:
     assert all(one == "77" or "is submitting this sweep" in one for one in told)
 
 
+def test_what_compute_beside_it_lacks_is_told_before_a_job_is_submitted(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynamiccl.collect.launch.find_spec", lambda _: None)
+    made = sweep(algorithms="[]", interference='[{ kind = "matmul", level = 96 }]')
+    with pytest.raises(MachineError, match="'matmul' runs torch, which is not installed"):
+        submit_sweep(made, options(played.folder))
+    assert not played.asked("sbatch")
+
+
 def test_squeue_is_asked_once(played: Played) -> None:
     played.submit()
     assert len(played.asked("squeue")) == 1
