@@ -1,7 +1,7 @@
 """A sweep as a Slurm batch job; needs no accounting database, and nobody watches it.
 
     OUT/.slurm/NAME.sbatch    the script; it resumes the sweep, so it may run any number of times
-    OUT/.slurm/NAME/          a lock, while it is submitted
+    OUT/.slurm/NAME/          a lock, while Slurm is asked about it
     OUT/.slurm/NAME-JOB.out   what the job printed
 
 Slurm sends SIGUSR1 to the batch shell before the time limit. The shell replaces itself by the sweep
@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from dynamiccl.collect import journal
+from dynamiccl.collect.launch import check_packages
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.doctor import Machine, ProgramResult
@@ -34,8 +36,8 @@ ENDED: Final = frozenset({
 })  # fmt: skip
 #: Such a job may wait for ever, where no node is down (squeue(1)).
 _TOO_MUCH: Final = frozenset({"PartitionNodeLimit", "PartitionTimeLimit"})
-#: An option of sbatch, and no array; getopt takes `--ar`, too.
-_OPTION: Final = re.compile(r"(?!--ar{1,2}a?y?\b|-a)--?[A-Za-z][^\n]*")
+#: An array; getopt takes `--ar`, too, and `-Ha`: short flags without a value (sbatch 22.05) first.
+_ARRAY: Final = re.compile(r"--ar(r(ay?)?)?(=.*)?|-[HOQVWhsv]*a.*", re.DOTALL)
 #: For a busy controller (its own MessageTimeout is 10 by default).
 _ANSWER_S: Final = 60.0
 #: Where Slurm is (sbatch(1), "INPUT ENVIRONMENT VARIABLES").
@@ -61,27 +63,27 @@ def submit_sweep(sweep: Sweep, options: RunOptions) -> dict[str, Any]:
 
     Without a job (null) the state is how the sweep ended: done or budget. Raises UserError
     (another call submits it now, too), InvalidSweep for a header line, and MachineError where Slurm
-    refuses or does not answer.
+    refuses or does not answer, or compute beside it lacks a package.
     """
     folder = journal.journal_folder(sweep, options.out)
     script = script_path(options.out, sweep.file.name)
     text = batch_script(sweep, options, script)
-    ended = journal.how_it_ended(folder, sweep.text)
-    job = find(script)
-    if job is None and ended is None:
-        if folder.is_dir() and not options.resume:
-            raise UserError(
-                f"{folder} says that this sweep was begun here, work is left, and no job of it "
-                f"waits or runs (what it said: {script.with_suffix('')}-*.out); go on with "
-                "--resume, or take another --out or name"
-            )
-        asking = script.with_suffix("")
-        asking.mkdir(parents=True, exist_ok=True)
-        with journal.hold(asking):
-            job = find(script)  # another call may have been quicker
-            if job is None:
-                script.write_text(text, encoding="utf-8")
-                job = _submit(script), "submitted"
+    asking = script.with_suffix("")
+    asking.mkdir(parents=True, exist_ok=True)
+    with journal.hold(asking, "submitting", "give the same command again in a moment"):
+        job = find(script)
+        ended = journal.how_it_ended(folder, sweep.text)
+        if job is None and ended is None:
+            if folder.is_dir() and not options.resume:
+                raise UserError(
+                    f"{folder} says that this sweep was begun here, work is left, and no job of it "
+                    f"waits or runs (what it said: {asking}-*.out); go on with --resume, or take "
+                    "another --out or name"
+                )
+            for setting in dict.fromkeys(trial.setting for trial in sweep.trials):
+                check_packages(setting, sweep.file.launcher.container)
+            script.write_text(text, encoding="utf-8")
+            job = _submit(script), "submitted"
     number, state = job or (None, ended)
     launches, done = journal.progress_on_disk(folder)
     trials = make_strategy(sweep.file, sweep.trials).expected_picks()
@@ -106,7 +108,7 @@ def batch_script(sweep: Sweep, options: RunOptions, script: Path) -> str:
     given = sweep.file.launcher.sbatch_header
     header = [line.strip().removeprefix("#SBATCH").strip() for line in given]
     for line in header:
-        if not _OPTION.fullmatch(line):
+        if not _is_option(line):
             raise InvalidSweep(
                 f"sbatch_header line '{line}' is no option of sbatch that a sweep can have; write "
                 'one option a line, e.g. "--time=02:00:00", and no --array'
@@ -138,6 +140,16 @@ def batch_script(sweep: Sweep, options: RunOptions, script: Path) -> str:
         "# Written by dynamiccl-collect. It resumes the sweep, so it may run any number of times.\n"
         f"exec {shlex.join(argv)}\n"
     )
+
+
+def _is_option(line: str) -> bool:
+    """Whether a header line begins with an option, and none of its words asks for an array."""
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:  # a quotation without end
+        return False
+    begins = re.fullmatch(r"--?[A-Za-z][^\n]*", line) is not None
+    return begins and not any(map(_ARRAY.fullmatch, words))
 
 
 def find(script: Path) -> tuple[str, str] | None:
@@ -174,16 +186,17 @@ def _submit(script: Path, *options: str) -> str:
     drop = [word for name in (*ours, "LC_ALL") for word in ("-u", name)]
     locale = [f"LC_ALL={os.environ['LC_ALL']}"] if "LC_ALL" in os.environ else []
     ran = _slurm("env", *drop, *locale, "sbatch", "--parsable", *options, str(script))
-    # "1234", or "1234;cluster", among warnings and what a site's wrapper says.
-    found = re.search(r"^(\d+)(;.*)?$", ran.output, re.MULTILINE)
-    if ran.returncode == 127:
+    # "1234", or "1234;cluster", after warnings and what a site's wrapper says.
+    lines = [re.fullmatch(r"\s*(\d+)(;.*)?\s*", line) for line in ran.output.splitlines()]
+    numbers = [found[1] for found in lines if found]
+    if not ran.worked and shutil.which("sbatch") is None:
         raise MachineError(f"no sbatch on PATH: {_words(ran)}; run this where Slurm's commands are")
-    if not ran.worked or found is None:
+    if not ran.worked or not numbers:
         raise MachineError(
             f"sbatch refused {script}: {_words(ran)}; correct launcher.sbatch_header or the "
             "sweep's groups"
         )
-    return found[1]
+    return numbers[-1]
 
 
 def _slurm(*argv: str) -> ProgramResult:

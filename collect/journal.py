@@ -81,8 +81,12 @@ def open_journal(sweep: Sweep, out: Path, runner: str, *, resume: bool) -> Itera
 
 
 @contextmanager
-def hold(folder: Path) -> Iterator[None]:
-    """Hold a lock in `folder`: one run at a time, else UserError.
+def hold(
+    folder: Path,
+    doing: str = "running",
+    advice: str = "wait for it, stop it, or take another --out",
+) -> Iterator[None]:
+    """Hold a lock in `folder`: one run at a time, else UserError, with what its owner is `doing`.
 
     The kernel releases a `flock` when a run dies. Without `flock` a file names the owner, and stays
     when that dies: the same Slurm job, started anew, takes it over.
@@ -96,8 +100,7 @@ def hold(folder: Path) -> Iterator[None]:
             lock.seek(0)
             owner = lock.read().decode(errors="replace").strip() or "another process"
             raise UserError(
-                f"{owner} is running this sweep into this directory already; wait for it, stop it, "
-                "or take another --out"
+                f"{owner} is {doing} this sweep into this directory already; {advice}"
             ) from error
         except OSError as error:
             if error.errno not in _NO_LOCKS:
@@ -108,7 +111,7 @@ def hold(folder: Path) -> Iterator[None]:
             yield
             return
     path = folder / "owner"
-    mine = _own(path, me)
+    mine = _own(path, me, doing)
     try:
         yield
     finally:
@@ -116,7 +119,7 @@ def hold(folder: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def _own(path: Path, process: str) -> Record:
+def _own(path: Path, process: str, doing: str) -> Record:
     #   SLURM_RESTART_COUNT  Slurm: how often the job was requeued.
     restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     mine = {"job": os.environ.get("SLURM_JOB_ID"), "restart": restart, "process": process}
@@ -129,7 +132,7 @@ def _own(path: Path, process: str) -> Record:
     is_ours = mine["job"] is not None and owner.get("job") == mine["job"]
     if not (is_ours and int(owner["restart"]) < restart):
         raise UserError(
-            f"{owner.get('process', 'another process')} (job {owner.get('job')}) may be running "
+            f"{owner.get('process', 'another process')} (job {owner.get('job')}) may be {doing} "
             f"this sweep: {path} is its, and there are no locks here that would tell; wait for it, "
             "or where you know that it is gone, remove that file"
         )

@@ -91,6 +91,18 @@ def find_program(
     return found
 
 
+def check_packages(setting: Setting, container: launchers.ContainerSettings | None) -> None:
+    """Raise MachineError where compute beside it lacks a package; an image has its own."""
+    kind = setting.interference.kind
+    needs = ("torch", "triton")[: 1 + (kind == PERSISTENT)] if setting.is_beside else ()
+    lacking = [name for name in needs if find_spec(name) is None]
+    if lacking and container is None:
+        raise MachineError(
+            f"interference kind '{kind}' runs {lacking[0]}, which is not installed: pip "
+            "install '.[train]', with a torch built for CUDA"
+        )
+
+
 class NcclTestsRunner(Runner):
     """Runs nccl-tests through a launcher."""
 
@@ -179,13 +191,7 @@ class NcclTestsRunner(Runner):
                 "that a tuner is asked about, and neither uint32, uint64 nor f8; give "
                 f"{setting.key} a sweep of its own"
             )
-        needs = ("torch", "triton")[: 1 + (kind == PERSISTENT)] if setting.is_beside else ()
-        lacking = [name for name in needs if find_spec(name) is None]
-        if lacking and container is None:
-            raise MachineError(
-                f"interference kind '{kind}' runs {lacking[0]}, which is not installed: pip "
-                "install '.[train]', with a torch built for CUDA"
-            )
+        check_packages(setting, container)
         if setting.split and not launcher.is_distributed:
             raise InvalidSweep(
                 f"split '{setting.split}' shares out processes, and launcher '{launcher.kind}' "

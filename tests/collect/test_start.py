@@ -91,11 +91,20 @@ def test_the_whole_script() -> None:
     [
         *("time=1", "module load nccl", "--a\nrm -rf /", "-a 1", "--array=1-4"),
         *("--ar 1", "--arr=1-2", "--arra=1-2"),  # getopt takes what is unambiguous
+        *("--time=1 --array=1-4", "-A physics --array=1-8", "--exclusive -a 1-4", "-Ha 1-4"),
+        "--comment='a",
     ],
 )
 def test_a_line_that_is_no_option_or_asks_for_an_array_is_refused(line: str) -> None:
     with pytest.raises(InvalidSweep, match=r"one option a line, .* and no --array"):
         script_of(line)
+
+
+@pytest.mark.parametrize(
+    "line", ["-A alpha -p array", "-Jgamma", "--comment='no --array' --acctg-freq=9", "-H # -a 1"]
+)
+def test_a_value_is_no_array(line: str) -> None:
+    assert f"#SBATCH {line}\n" in script_of(line)
 
 
 class Played:
@@ -186,11 +195,22 @@ def test_a_job_is_alive_unless_its_state_is_known_to_be_the_end(
     assert batch.find(played.script) is None
 
 
+@pytest.mark.parametrize(
+    "says", ["1234 \\n", "1234\\r\\n", "took 5\\n 1234;gpu \\n", "5\\n1234\\n"]
+)
+def test_the_jobs_number_is_the_last_that_has_a_line(says: str, played: Played) -> None:
+    played.command("sbatch", f"printf '{says}'")
+    assert played.submit()["job"] == "1234"
+
+
 def test_what_slurm_refuses_or_does_not_answer_is_said(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played.command("sbatch", "echo 'invalid partition' >&2; exit 1")
     with pytest.raises(MachineError, match=r"invalid partition; correct launcher\.sbatch_header"):
+        played.submit()
+    played.command("sbatch", "echo 'no lua' >&2; exit 127")
+    with pytest.raises(MachineError, match=r"sbatch refused .*no lua"):
         played.submit()
     (played.folder / "sbatch").unlink()
     with monkeypatch.context() as patched:
@@ -281,9 +301,7 @@ def test_where_slurm_refuses_to_requeue_another_job_follows_without_our_variable
         monkeypatch.setenv(name, "x")
     played.command("scontrol", "echo 'presently disabled' >&2; exit 1")
     variables = "echo env $(env | grep -E '^(SLURM|NCCL|LC_ALL)' | sort) >> asked"
-    # A site's wrapper may add a word of its own, and another number.
-    says = "echo warning >&2; echo '78;cluster-b'; echo account physics; echo 5"
-    played.command("sbatch", f"{variables}; {says}")
+    played.command("sbatch", f"{variables}; echo 78")
     queue_again(played.script, {"SLURM_JOB_ID": "77"})
     assert played.asked("scontrol") == ["scontrol requeue 77"]
     wanted = f"sbatch --parsable --dependency=afterany:77 {played.script}"
@@ -308,4 +326,19 @@ def test_two_calls_at_once_submit_one_job(played: Played) -> None:
         told = list(pool.map(submit, range(2)))
     assert len(played.asked("sbatch")) == 1
     assert "77" in told
-    assert all(one == "77" or "already; wait for it" in one for one in told)
+    assert all(one == "77" or "is submitting this sweep" in one for one in told)
+
+
+def test_what_compute_beside_it_lacks_is_told_before_a_job_is_submitted(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynamiccl.collect.launch.find_spec", lambda _: None)
+    made = sweep(algorithms="[]", interference='[{ kind = "matmul", level = 96 }]')
+    with pytest.raises(MachineError, match="'matmul' runs torch, which is not installed"):
+        submit_sweep(made, options(played.folder))
+    assert not played.asked("sbatch")
+
+
+def test_squeue_is_asked_once(played: Played) -> None:
+    played.submit()
+    assert len(played.asked("squeue")) == 1
