@@ -156,7 +156,7 @@ def test_tonight_on_my_cluster(tonight: dict[str, str]) -> None:
     acting = re.search(r"gated; acts on no machine yet .*, in (\d+) of", exported)
     assert acting
     # Sizes that were measured: between two of them a gain must be larger to be sure.
-    assert int(acting[1]) > 15
+    assert int(acting[1]) > 10
     assert int(said["calls decided"]) > 40
 
 
