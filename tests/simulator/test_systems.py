@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dynamiccl.errors import DynamicclError, MissingPath, UnknownName, UserError
+from dynamiccl.files import toml_names
 from dynamiccl.nccl import Algorithm, Config, Transport
 from dynamiccl.simulator.record_jobs import Explorer, all_configs
 from dynamiccl.simulator.scenario import find_scenario
@@ -23,7 +24,7 @@ from dynamiccl.simulator.systems import (
     system_file,
     system_text,
 )
-from dynamiccl.simulator.toml_table import parse_toml, toml_names
+from dynamiccl.simulator.toml_table import parse_toml
 from dynamiccl.simulator.workloads import make_workload
 from dynamiccl.simulator.world import World
 
