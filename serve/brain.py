@@ -16,9 +16,7 @@ import json
 import logging
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
@@ -32,7 +30,7 @@ import typer
 from dynamiccl import cli
 from dynamiccl.datasets.features import TUNED, Observations
 from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, Call, CallColumns
-from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME
+from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME, Manifest
 from dynamiccl.datasets.questions import allowed, cold_questions, table_supports
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MachineError, UnknownName, UserError
 from dynamiccl.files import end_with_parent
@@ -98,92 +96,55 @@ class History:
     table: DecisionTable | None
 
 
-@contextmanager
-def ignore_deprecation() -> Iterator[None]:
-    """Suppress the warning that TorchScript is deprecated, from torch 2.13 on."""
-    with warnings.catch_warnings():
-        # A DeprecationWarning in torch 2.13, a FutureWarning from 2.14 on.
-        warnings.filterwarnings("ignore", r"`torch\.jit\.")
-        yield
-
-
-def load_script(path: Path) -> tuple[Any, Any]:
-    """torch, and the module at `path`; raises MachineError without torch, and CorruptFile."""
+def scripts() -> Any:
+    """What loads TorchScript files, `train.policy`; raises MachineError without torch."""
     try:
-        import torch
+        from dynamiccl.train import policy
     except ImportError as error:
         raise MachineError(
             "making, verifying or asking a policy needs torch; install it with "
             "'pip install dynamiccl[train]', or do this step where you train"
         ) from error
-    with ignore_deprecation():
-        try:
-            return torch, torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
-        except RuntimeError as error:
-            raise CorruptFile(f"{path} is not a TorchScript file: {error}") from error
+    return policy
 
 
-class _Script:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._torch, self._module = load_script(path)
-
-    def _run(self, method: str, *told: Any) -> tuple[npt.NDArray[Any], ...]:
-        arrays = [self._torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in told]
-        with self._torch.no_grad():
-            found = getattr(self._module, method)(*arrays)
-        return tuple(each.numpy() for each in (found if isinstance(found, tuple) else (found,)))
+def load_policy(directory: Path, manifest: Manifest) -> Any:
+    """The `TorchPolicy` of a directory; raises MachineError without torch, and CorruptFile."""
+    loads = scripts()
+    return loads.TorchPolicy(loads.load_script(directory / POLICY_NAME), manifest)
 
 
-class ScriptedPolicy(_Script):
-    """A loaded `policy.pt`; raises MachineError without torch, and CorruptFile."""
-
-    def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-        """(N,) actions for N observations, among those that `mask` (N, A) allows."""
-        told = (observations.window, observations.context, mask.astype(np.float32))
-        return self._run("forward", *told)[0]
-
-    def values(
-        self, observations: Observations, mask: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.float32]:
-        """(N, A) Q values: minus the expected time over the reference."""
-        told = (observations.window, observations.context, mask.astype(np.float32))
-        return self._run("forward", *told)[1]
-
-    def least_gains(self, observations: Observations) -> npt.NDArray[np.float64] | None:
-        """(N, A) of `train.policy.TorchPolicy.least_gains`."""
-        if not hasattr(self._module, "predict"):
-            return None
-        _, spread, caution = self._run("predict", observations.context)
-        least: npt.NDArray[np.float32] = caution[:, None] * np.maximum(spread, np.float32(1e-9))
-        return least.astype(np.float64)
-
-
-class ScriptedBrain(_Script):
-    """A loaded `brain.pt`; raises as `ScriptedPolicy`."""
+class ScriptedBrain:
+    """A loaded `brain.pt`; raises MachineError without torch, and CorruptFile."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
+        self._path, self._module = path, scripts().load_script(path)
         if not hasattr(self._module, "decide"):
             raise CorruptFile(f"{path} is of an older release; export the artifact again")
+
+    def _run(self, method: str, *told: Any) -> npt.NDArray[Any]:
+        import torch
+
+        arrays = [torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in told]
+        with torch.no_grad():
+            found: npt.NDArray[Any] = getattr(self._module, method)(*arrays).numpy()
+        return found
 
     def decide(self, config: BrainConfig, tasks: Sequence[KeyCalls]) -> DecisionTable | None:
         """The table; None: unknown shape. Raises ArtifactMismatch for what NCCL cannot run."""
         found = self._module.find_shape(config.system, config.num_nodes, config.num_ranks)
         if not found:
             return None
-        shape, num_nodes, num_ranks, ranks_per_node, first_bin, num_bins = found
+        shape, num_nodes, num_ranks, _, first_bin, num_bins = found
         warm = [t for t in tasks if t.calls and 0 <= t.bin - first_bin < num_bins]
         rows = [t.collective * num_bins + t.bin - first_bin for t in warm]
-        [columns] = self._run("decide", shape, *_told(warm, rows))
+        columns = self._run("decide", shape, *_told(warm, rows))
         entries = np.array([tuple(row) for row in columns], dtype=ENTRY)
         try:
             return DecisionTable(
                 num_nodes=num_nodes,
                 num_ranks=num_ranks,
-                ranks_per_node=ranks_per_node,
                 first_bin=first_bin,
-                num_bins=num_bins,
                 entries=entries.reshape(-1, num_bins),
             )
         except ValueError as error:
@@ -198,13 +159,13 @@ class ScriptedBrain(_Script):
         mask: npt.NDArray[np.bool_],
     ) -> npt.NDArray[np.int64]:
         """(N,) actions in new jobs for `raw_calls`, cold contexts (N, F) and masks (N, A)."""
-        return self._run("forward", calls, context, mask.astype(np.float32))[0]
+        return self._run("forward", calls, context, mask.astype(np.float32))
 
     def interference(
         self, tasks: Sequence[KeyCalls], rows: Sequence[int] | npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float64]:
         """(N, K) interference of N task keys' calls; -1: unknown. Remembers windows by `rows`."""
-        [filled] = self._run("watch", *_told(tasks, rows))
+        filled = self._run("watch", *_told(tasks, rows))
         return filled[:, :, CALL_COLUMNS.index("interference")]
 
 
@@ -220,12 +181,15 @@ def raw_calls(windows: Sequence[Sequence[Call]]) -> npt.NDArray[np.float64]:
     """(N, WINDOW_LENGTH, len(CALL_COLUMNS)) of latest calls, right-aligned."""
     raw = np.zeros((len(windows), WINDOW_LENGTH, len(CALL_COLUMNS)), dtype=np.float64)
     for row, calls in zip(raw, windows, strict=True):
-        recent = list(calls)[-WINDOW_LENGTH:]
-        if recent:
-            told = CallColumns.of(recent)
-            facts = [np.ones(len(recent)), *(getattr(told, name) for name in CallColumns.__slots__)]
-            row[-len(recent) :] = np.stack(facts, axis=1)
+        recent = CallColumns.of(calls[-WINDOW_LENGTH:])
+        row[WINDOW_LENGTH - len(recent) :] = columns_of(recent, np.ones(len(recent), np.bool_))
     return raw
+
+
+def columns_of(calls: CallColumns, is_valid: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """Facts of calls in one array (..., len(CALL_COLUMNS)); those that are not valid are 0."""
+    facts = [is_valid, *(getattr(calls, name) for name in CallColumns.__slots__)]
+    return np.stack(facts, axis=-1).astype(np.float64) * is_valid[..., None]
 
 
 class Brain(Protocol):
@@ -278,7 +242,7 @@ class TunerBrain:
         self._progress: dict[tuple[Collective, int], _Progress] = {}
         self._tuner: Tuner
         if is_ours:
-            self._policy = ScriptedPolicy(artifact.directory / POLICY_NAME)
+            self._policy = load_policy(artifact.directory, artifact.manifest)
             self._watcher = ScriptedBrain(artifact.directory / BRAIN_NAME)
             self._tuner = PolicySearch(self._spaces.__getitem__, self._prior, RULES)
         else:

@@ -35,8 +35,9 @@ from dynamiccl.datasets.questions import ColdQuestions
 from dynamiccl.errors import CorruptFile
 from dynamiccl.nccl import MAX_CHANNELS, NUM_TUNED_COLLECTIVES, Algorithm, Config, Protocol
 from dynamiccl.schedule import config_columns
-from dynamiccl.serve.brain import CALL_COLUMNS, ignore_deprecation, load_script
+from dynamiccl.serve.brain import CALL_COLUMNS
 from dynamiccl.serve.table import MAX_BINS
+from dynamiccl.train.policy import ignored_deprecation, load_script, save_script
 
 #: Task keys of a communicator: a table's collectives and size bins.
 MAX_ROWS: Final = NUM_TUNED_COLLECTIVES * MAX_BINS
@@ -71,7 +72,7 @@ def _computed(past: Past, columns: Columns) -> torch.Tensor:
 def traced_features(columns: HistoryColumns = HISTORY_COLUMNS) -> Any:
     """`HistoryFeatures` as TorchScript, for any number of windows."""
     example = torch.ones(2, WINDOW_LENGTH, len(CALL_COLUMNS), dtype=torch.float64)
-    with ignore_deprecation():
+    with ignored_deprecation():
         return torch.jit.trace(HistoryFeatures(columns), example)  # type: ignore[no-untyped-call]
 
 
@@ -309,16 +310,11 @@ def write_brain(
     trigger: Path | None = None,
 ) -> None:
     """Write `brain.pt` of a policy and a Trigger; raises CorruptFile."""
-    loaded: Any = load_script(policy)[1]
-    watching: Any = None if trigger is None else load_script(trigger)[1]
+    watching = None if trigger is None else load_script(trigger)
     if trigger is not None and not hasattr(watching, "new_state"):
         raise CorruptFile(
             f"{trigger} is TorchScript, but no trigger; give a run of 'dynamiccl-train trigger'"
         )
-    with ignore_deprecation():
-        brain = BrainModule(loaded, configs, questions, watching)
-        scripted: Any = torch.jit.script(brain.eval())
-        # Its own writer ends the process on a full disk (torch 2.13).
-        path.write_bytes(scripted.save_to_buffer())
+    save_script(BrainModule(load_script(policy), configs, questions, watching), path)
     # The plugin takes no file that somebody else can change.
     path.chmod(path.stat().st_mode & ~0o022)

@@ -1,11 +1,11 @@
 """`dynamiccl-deploy export` and `bind`: making artifacts, and the machines that they act on."""
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -29,9 +29,16 @@ from dynamiccl.datasets.manifest import (
     find_trigger_in,
     with_shape,
 )
-from dynamiccl.datasets.questions import ColdQuestions, cold_questions, decide, table_supports
+from dynamiccl.datasets.questions import (
+    ActingPolicy,
+    ColdQuestions,
+    cold_questions,
+    decide,
+    table_supports,
+)
 from dynamiccl.doctor import Machine
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, UnknownName, UserError
+from dynamiccl.files import WRITING, clear_leftovers
 from dynamiccl.nccl import MAX_CHANNELS, Algorithm, Protocol
 from dynamiccl.serve.artifact import (
     Artifact,
@@ -41,7 +48,7 @@ from dynamiccl.serve.artifact import (
     open_artifact,
     warn,
 )
-from dynamiccl.serve.brain import BrainConfig, ScriptedBrain, ScriptedPolicy
+from dynamiccl.serve.brain import BrainConfig, ScriptedBrain, columns_of, load_policy
 from dynamiccl.serve.build import find_plugin, own_fingerprint
 from dynamiccl.serve.table import DecisionTable, relative_path
 from dynamiccl.train import tracking_uri
@@ -85,17 +92,17 @@ def export_artifact(
             f"the policy of {policy_dir} knows no communicator shape in launch profile 'default': "
             "there is nothing to make a table for"
         )
+    place = out.absolute()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    clear_leftovers(place.parent)
     # A full disk leaves nothing half written at `out`.
-    hidden = out.absolute().with_name(f".{out.name}.{os.getpid()}")
-    try:
-        _build(hidden, policy_dir, manifest, supports, trigger)
-        verify_artifact(hidden)
-        if out.exists():
-            out.rmdir()
-        hidden.rename(out)
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
-    return open_artifact(out)
+    with TemporaryDirectory(prefix=WRITING, dir=place.parent) as folder:
+        staged = Path(folder, place.name)
+        staged.mkdir()
+        _build(staged, policy_dir, manifest, supports, trigger)
+        artifact = verify_artifact(staged)
+        staged.rename(place)  # also where an empty directory is
+    return replace(artifact, directory=out)
 
 
 def _build(
@@ -105,11 +112,10 @@ def _build(
     supports: Sequence[Support],
     trigger: Path | None,
 ) -> None:
-    out.mkdir(parents=True)
     for name in (POLICY_NAME, GATE_NAME):
         if (policy_dir / name).is_file():
             shutil.copyfile(policy_dir / name, out / name)
-    policy = ScriptedPolicy(out / POLICY_NAME)
+    policy = load_policy(out, manifest)
     for support in supports:
         path = out / relative_path(support.system, support.num_nodes, support.num_ranks)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +130,7 @@ def _build(
     PluginIndex.of_artifact(out, supports).write(out)
 
 
-def _make_table(policy: ScriptedPolicy, manifest: Manifest, support: Support) -> DecisionTable:
+def _make_table(policy: ActingPolicy, manifest: Manifest, support: Support) -> DecisionTable:
     asked = cold_questions(manifest, support)
     actions = decide(policy, Observations.cold(asked.context), asked.mask, asked.rule)
     configs = manifest.actions().configs
@@ -152,7 +158,7 @@ def _trigger_facts(trigger: Path) -> dict[str, Any]:
 def verify_artifact(directory: Path) -> Artifact:
     """`open_artifact`; check that policy and brain decide the tables, and on histories alike."""
     artifact, brain = open_artifact(directory), None
-    policy = ScriptedPolicy(directory / POLICY_NAME)
+    policy = load_policy(directory, artifact.manifest)
     if (directory / BRAIN_NAME).is_file():
         brain = ScriptedBrain(directory / BRAIN_NAME)
     for support, info in zip(table_supports(artifact.manifest), artifact.tables, strict=True):
@@ -175,15 +181,13 @@ def verify_artifact(directory: Path) -> Artifact:
 
 
 def _check_on_histories(
-    brain: ScriptedBrain, policy: ScriptedPolicy, asked: ColdQuestions, table: Path
+    brain: ScriptedBrain, policy: ActingPolicy, asked: ColdQuestions, table: Path
 ) -> None:
     random = np.random.default_rng(0)
     rows = random.integers(len(asked.context), size=_WINDOWS)
     calls, is_valid = _random_calls(random)
-    told = [is_valid, *(getattr(calls, name) for name in CallColumns.__slots__)]
-    raw = np.stack(told, axis=2).astype(np.float64) * is_valid[:, :, None]
     context, mask = asked.context[rows], asked.mask[rows]
-    actions = brain.act(raw, context, mask)
+    actions = brain.act(columns_of(calls, is_valid), context, mask)
     window, context[:, HISTORY_SLICE] = history_features(calls, is_valid)
     differing = (actions != decide(policy, Observations(window, context), mask)).mean()
     if differing > NEAR_TIES:

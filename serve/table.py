@@ -91,10 +91,8 @@ class DecisionTable:
 
     num_nodes: int
     num_ranks: int
-    ranks_per_node: int
     #: Bins outside first_bin .. first_bin + num_bins - 1 abstain.
     first_bin: int
-    num_bins: int
     #: ENTRY records, [5 collectives][num_bins]; read-only.
     entries: npt.NDArray[np.void]
 
@@ -106,6 +104,11 @@ class DecisionTable:
         entries = np.array(self.entries, dtype=ENTRY)
         entries.setflags(write=False)
         object.__setattr__(self, "entries", entries)
+
+    @property
+    def num_bins(self) -> int:
+        """Size bins of each collective."""
+        return int(self.entries.shape[-1])
 
     @classmethod
     def from_configs(
@@ -122,29 +125,18 @@ class DecisionTable:
             entries = np.array(rows, dtype=ENTRY)
         except OverflowError as error:
             raise ValueError(f"a config does not fit a table entry: {error}") from error
-        return cls(
-            num_nodes=num_nodes,
-            num_ranks=num_ranks,
-            ranks_per_node=num_ranks // max(1, num_nodes),
-            first_bin=first_bin,
-            num_bins=len(rows[0]),
-            entries=entries,
-        )
+        return cls(num_nodes=num_nodes, num_ranks=num_ranks, first_bin=first_bin, entries=entries)
 
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str = "the table") -> Self:
         """Read a table file's bytes; raises CorruptFile, naming `where`."""
         try:
-            _, _, num_nodes, num_ranks, ranks_per_node, first_bin, num_bins, *_ = (
-                _HEADER.unpack_from(data)
-            )
+            _, _, num_nodes, num_ranks, _, first_bin, *_ = _HEADER.unpack_from(data)
             body = np.frombuffer(data[HEADER_BYTES:-CHECKSUM_BYTES], dtype=ENTRY)
             table = cls(
                 num_nodes=num_nodes,
                 num_ranks=num_ranks,
-                ranks_per_node=ranks_per_node,
                 first_bin=first_bin,
-                num_bins=num_bins,
                 entries=body.reshape(NUM_TUNED_COLLECTIVES, -1),
             )
             # One table, one file: a file of other bytes was not written by us.
@@ -171,7 +163,7 @@ class DecisionTable:
             FORMAT_VERSION,
             self.num_nodes,
             self.num_ranks,
-            self.ranks_per_node,
+            self.num_ranks // self.num_nodes,
             self.first_bin,
             self.num_bins,
             NUM_TUNED_COLLECTIVES,
@@ -211,14 +203,14 @@ def _config(entry: Any) -> Config:
 
 
 def _shape_problem(table: DecisionTable) -> str | None:
-    nodes, per_node, ranks = table.num_nodes, table.ranks_per_node, table.num_ranks
-    if nodes < 1 or per_node < 1 or nodes * per_node != ranks or ranks >= 1 << 31:
-        return f"{nodes} nodes of {per_node} ranks do not make {ranks} ranks"
+    nodes, ranks = table.num_nodes, table.num_ranks
+    if nodes < 1 or not nodes <= ranks < 1 << 31 or ranks % nodes != 0:
+        return f"{ranks} ranks do not lie alike on {nodes} nodes"
     last = table.first_bin + table.num_bins
     if table.first_bin < 0 or table.num_bins < 1 or last > MAX_BINS:
         return f"bins {table.first_bin} .. {last - 1} are outside 0 .. {MAX_BINS - 1}"
     if table.entries.shape != (NUM_TUNED_COLLECTIVES, table.num_bins):
-        return f"entries of shape {table.entries.shape} do not fit {table.num_bins} bins"
+        return f"entries of shape {table.entries.shape} are not of five collectives"
     return None
 
 

@@ -34,8 +34,8 @@ ALLOWED = {
         # What an artifact says of itself.
         "serve.artifact",
     },
-    # To find a policy by run id or registered name, and to show tables alike.
-    "serve": {"datasets", "train.tracking", "train.tracking_uri", "train.options"},
+    # To find a policy by run id or registered name, to load it, and to show tables alike.
+    "serve": {"datasets", "train.tracking", "train.tracking_uri", "train.options", "train.policy"},
     # What a notebook asks of all of them; nothing imports it.
     "api": {"datasets", "train", "evaluate", "serve"},
 }

@@ -19,12 +19,7 @@ from dynamiccl.datasets.features import CONTEXT_COLUMN, Observations
 from dynamiccl.datasets.history import WINDOW_COLUMN, Float32Array
 from dynamiccl.datasets.manifest import POLICY_NAME, Manifest
 from dynamiccl.errors import CorruptFile
-from dynamiccl.train.networks import (
-    MASKED_Q,
-    Z_MAX,
-    Z_MIN,
-    Network,
-)
+from dynamiccl.train.networks import MASKED_Q, Z_MAX, Z_MIN, Network
 
 
 class PolicyModule(nn.Module):
@@ -134,20 +129,20 @@ class StatefulPolicyModule(PolicyModule):
 def save_script(module: torch.nn.Module, path: Path) -> None:
     """Script a module in eval mode and save it."""
     scripted = script(module)
-    with _ignored_deprecation():
+    with ignored_deprecation():
         # torch's writer ends the process on a full disk (torch 2.13).
         path.write_bytes(scripted.save_to_buffer())
 
 
 def script(module: torch.nn.Module) -> Any:
     """TorchScript, in eval mode."""
-    with _ignored_deprecation():
+    with ignored_deprecation():
         return torch.jit.script(module.eval())
 
 
 def load_script(path: Path) -> Any:
     """A saved module in eval mode; raises CorruptFile."""
-    with _ignored_deprecation():
+    with ignored_deprecation():
         try:
             module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -156,7 +151,8 @@ def load_script(path: Path) -> Any:
 
 
 @contextmanager
-def _ignored_deprecation() -> Iterator[None]:
+def ignored_deprecation() -> Iterator[None]:
+    """Without the warnings that TorchScript is deprecated."""
     with warnings.catch_warnings():
         # TorchScript: a DeprecationWarning in torch 2.13, a FutureWarning from 2.14 on.
         warnings.filterwarnings("ignore", r"`torch\.jit\.")

@@ -22,12 +22,12 @@ from dynamiccl.serve.brain import (
     BrainConfig,
     KeyCalls,
     ScriptedBrain,
-    ScriptedPolicy,
     raw_calls,
 )
 from dynamiccl.serve.brain_module import traced_features, write_brain
 from dynamiccl.serve.export import verify_artifact
 from dynamiccl.serve.table import DecisionTable
+from dynamiccl.train.policy import TorchPolicy
 from tests.calls import history_arrays
 from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, SIZES, random_windows, seal, task
 
@@ -88,7 +88,7 @@ def test_history_changes_decisions_where_there_is_one_and_only_there(brain: Scri
 def test_warm_decisions_are_those_of_features_and_policy(
     artifact: Artifact, brain: ScriptedBrain
 ) -> None:
-    policy = ScriptedPolicy(artifact.directory / "policy.pt")
+    policy = TorchPolicy.load(artifact.directory)
     (support,) = table_supports(artifact.manifest)
     asked = cold_questions(artifact.manifest, support)
     configs = Catalogue.from_json(artifact.manifest.catalogue).configs

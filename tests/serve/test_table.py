@@ -134,20 +134,25 @@ def test_what_nccl_cannot_run_is_never_written(config: Config, problem: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("num_nodes", "num_ranks", "first_bin", "num_bins"),
-    [(2, 7, 0, 1), (0, 0, 0, 1), (1, 8, -1, 1), (1, 8, 0, 0), (1, 8, 248, 2), (1, 8, 0, 2)],
+    ("num_nodes", "num_ranks", "first_bin", "shape"),
+    [
+        (2, 7, 0, (5, 1)),
+        (0, 0, 0, (5, 1)),
+        (2, 0, 0, (5, 1)),
+        (1, 1 << 31, 0, (5, 1)),
+        (1, 8, -1, (5, 1)),
+        (1, 8, 0, (5, 0)),
+        (1, 8, 248, (5, 2)),
+        (1, 8, 0, (4, 1)),
+    ],
 )
 def test_impossible_shapes_are_refused(
-    num_nodes: int, num_ranks: int, first_bin: int, num_bins: int
+    num_nodes: int, num_ranks: int, first_bin: int, shape: tuple[int, int]
 ) -> None:
-    with pytest.raises(ValueError, match=r"do not make|are outside|do not fit"):
+    entries = np.zeros(shape, dtype=ENTRY)
+    with pytest.raises(ValueError, match=r"do not lie alike|are outside|are not of five"):
         DecisionTable(
-            num_nodes=num_nodes,
-            num_ranks=num_ranks,
-            ranks_per_node=num_ranks // max(1, num_nodes),
-            first_bin=first_bin,
-            num_bins=num_bins,
-            entries=np.zeros((5, 1), dtype=ENTRY),
+            num_nodes=num_nodes, num_ranks=num_ranks, first_bin=first_bin, entries=entries
         )
 
 
