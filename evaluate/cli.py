@@ -283,8 +283,9 @@ def explain_command(
     ],
     collective: Annotated[str, typer.Option(help="As NCCL spells it.")],
     size: Annotated[str, typer.Option(help="Message size (NCCL's nBytes): 4096, 64K, 4M.")],
-    ranks: Annotated[int, typer.Option(help="Ranks of the communicator.", min=2)],
-    nodes: Annotated[int, typer.Option(help="NCCL's nNodes.", min=1)],
+    group: Annotated[
+        str, typer.Option(metavar="NODESxRANKS", help="Communicator: NCCL's nNodes, ranks of each.")
+    ],
     system: Annotated[
         str | None, typer.Option(help="System, where several have this shape.")
     ] = None,
@@ -292,19 +293,21 @@ def explain_command(
 ) -> None:
     """Show what a policy predicts for each config of one message, the margin, noise and gate.
 
-    Example: dynamiccl-evaluate explain RUN_ID --collective AllReduce --size 4M --ranks 16 --nodes 2
+    Example: dynamiccl-evaluate explain RUN_ID --collective AllReduce --size 4M --group 2x8
     """
     try:
         size_bytes = parse_size(size)
     except ValueError as error:
         raise UserError(f"--size: {error}") from error
     wanted = Collective.parse(collective, where="--collective")
+    nodes, per_node = cli.parse_group(group)
     from dynamiccl.evaluate.explain import explain
     from dynamiccl.evaluate.page import show_result
     from dynamiccl.train.tracking import policy_directory
 
     folder = policy_directory(policy, tracking_uri())
-    found = explain(folder, wanted, size_bytes, num_nodes=nodes, num_ranks=ranks, system=system)
+    shape = {"num_nodes": nodes, "num_ranks": nodes * per_node}
+    found = explain(folder, wanted, size_bytes, **shape, system=system)
     document = {**found, "warnings": [what for what, _ in found["warnings"]]}
     show_result("explain", found, document, as_json=as_json)
 

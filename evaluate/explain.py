@@ -8,21 +8,20 @@ import numpy as np
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.features import Observations
-from dynamiccl.datasets.manifest import INDEX_NAME, Manifest, Support
+from dynamiccl.datasets.manifest import INDEX_NAME, Support
 from dynamiccl.datasets.questions import (
     REACH_BINS,
     allowed,
     cold_questions,
     count_of,
     decide,
-    table_supports,
 )
-from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.errors import UserError
 from dynamiccl.evaluate.evidence import place_of
 from dynamiccl.evaluate.gate import read_gated
 from dynamiccl.evaluate.page import say
 from dynamiccl.nccl import Collective, Config, NcclVersion, invalid_reason
-from dynamiccl.serve.artifact import acts_nowhere
+from dynamiccl.serve.artifact import acts_nowhere, pick_support
 from dynamiccl.sizes import bin_first_byte, size_bin
 from dynamiccl.train.policy import TorchPolicy
 
@@ -46,7 +45,7 @@ def explain(
     """
     policy = TorchPolicy.load(policy_dir)
     manifest = policy.manifest
-    support = _support(manifest, num_nodes, num_ranks, system)
+    support = pick_support(manifest, num_nodes, num_ranks, system)
     index = size_bin(size_bytes)
     if index < 0 or not collective.tunable:
         what = collective.wire if index >= 0 else f"a message of {size_bytes} bytes"
@@ -117,22 +116,6 @@ def explain(
         if (policy_dir / INDEX_NAME).is_file()
         else [],
     }
-
-
-def _support(manifest: Manifest, num_nodes: int, num_ranks: int, system: str | None) -> Support:
-    supports = table_supports(manifest)
-    same = [s for s in supports if (s.num_nodes, s.num_ranks) == (num_nodes, num_ranks)]
-    if not same:
-        raise UnknownName(
-            "communicator",
-            f"--nodes {num_nodes} --ranks {num_ranks}",
-            sorted({f"--nodes {s.num_nodes} --ranks {s.num_ranks}" for s in supports}),
-            where="the policy (of others it knows nothing, and abstains)",
-        )
-    named = [s for s in same if system in {None, s.system}]
-    if len(named) != 1:
-        raise UnknownName("system", system, [s.system for s in same], where="--system")
-    return named[0]
 
 
 def _why_not(

@@ -229,6 +229,14 @@ class Artifact:
             found += acts_nowhere(self.directory, name, self.index)
         return found
 
+    def pick(
+        self, num_nodes: int, num_ranks: int, system: str | None
+    ) -> tuple[Support, DecisionTable]:
+        """What is known of a shape, and its table; raises as `pick_support`."""
+        support = pick_support(self.manifest, num_nodes, num_ranks, system)
+        path = relative_path(support.system, num_nodes, num_ranks)
+        return support, DecisionTable.read(self.directory / path)
+
     def refuse_slack(self, why: str) -> None:
         """Raise UserError for an artifact with slack: only its tables keep to it."""
         if slack := self.manifest.slack:
@@ -289,10 +297,6 @@ def open_artifact(directory: Path) -> Artifact:
     for support in supports:
         shape = support.system, support.num_nodes, support.num_ranks
         name = relative_path(*shape)
-        if not (directory / name).is_file():
-            raise ArtifactMismatch(
-                f"{directory} has no {name}; it is a policy, not yet an artifact"
-            )
         acts, beyond = DecisionTable.read(directory / name).entries["act"] > 0, 0
         if manifest.slack is not None and manifest.slack.max_channels is not None:
             rule = cold_questions(manifest, support).rule
@@ -308,12 +312,12 @@ def open_artifact(directory: Path) -> Artifact:
     return Artifact(directory, manifest, tables, index)
 
 
-def pick_table(artifact: Artifact, num_nodes: int, num_ranks: int, system: str | None) -> TableInfo:
-    """The table of a shape; raises UnknownName, and UserError where systems share the shape."""
-    shape = num_nodes, num_ranks
-    shaped = {t.system: t for t in artifact.tables if (t.num_nodes, t.num_ranks) == shape}
+def pick_support(manifest: Manifest, num_nodes: int, num_ranks: int, system: str | None) -> Support:
+    """That of a shape; raises UnknownName, and UserError where systems share the shape."""
+    supports, shape = table_supports(manifest), (num_nodes, num_ranks)
+    shaped = {s.system: s for s in supports if (s.num_nodes, s.num_ranks) == shape}
     if not shaped:
-        shapes = {f"{t.num_nodes}x{t.num_ranks // t.num_nodes}" for t in artifact.tables}
+        shapes = {f"{s.num_nodes}x{s.ranks_per_node}" for s in supports}
         asked = f"{num_ranks} ranks on {num_nodes} nodes"
         raise UnknownName("communicator shape", asked, sorted(shapes))
     if system is None and len(shaped) > 1:

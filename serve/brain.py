@@ -31,13 +31,13 @@ from dynamiccl import cli
 from dynamiccl.datasets.features import TUNED, Observations
 from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, Call, CallColumns
 from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME, Manifest
-from dynamiccl.datasets.questions import allowed, cold_questions, table_supports
+from dynamiccl.datasets.questions import allowed, cold_questions
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MachineError, UnknownName, UserError
 from dynamiccl.files import end_with_parent
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
 from dynamiccl.nccl import Protocol as NcclProtocol
 from dynamiccl.schedule import config_columns
-from dynamiccl.serve.artifact import Artifact, open_artifact, pick_table
+from dynamiccl.serve.artifact import Artifact, open_artifact
 from dynamiccl.serve.search.autoccl import (
     AutoCcl,
     Choice,
@@ -118,9 +118,11 @@ class ScriptedBrain:
     """A loaded `brain.pt`; raises MachineError without torch, and CorruptFile."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._module = path, scripts().load_script(path)
+        self._path, self._module = path, scripts().load_script(path) if path.is_file() else None
         if not hasattr(self._module, "decide"):
-            raise CorruptFile(f"{path} is of an older release; export the artifact again")
+            raise CorruptFile(
+                f"{path} is not there, or of an older release; export the artifact again"
+            )
 
     def _run(self, method: str, *told: Any) -> npt.NDArray[Any]:
         import torch
@@ -130,13 +132,13 @@ class ScriptedBrain:
             found: npt.NDArray[Any] = getattr(self._module, method)(*arrays).numpy()
         return found
 
-    def decide(self, config: BrainConfig, tasks: Sequence[KeyCalls]) -> DecisionTable | None:
+    def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
         """The table; None: unknown shape. Raises ArtifactMismatch for what NCCL cannot run."""
         found = self._module.find_shape(config.system, config.num_nodes, config.num_ranks)
         if not found:
             return None
         shape, num_nodes, num_ranks, _, first_bin, num_bins = found
-        warm = [t for t in tasks if t.calls and 0 <= t.bin - first_bin < num_bins]
+        warm = [t for t in history.tasks if t.calls and 0 <= t.bin - first_bin < num_bins]
         rows = [t.collective * num_bins + t.bin - first_bin for t in warm]
         columns = self._run("decide", shape, *_told(warm, rows))
         entries = np.array([tuple(row) for row in columns], dtype=ENTRY)
@@ -161,17 +163,14 @@ class ScriptedBrain:
         """(N,) actions in new jobs for `raw_calls`, cold contexts (N, F) and masks (N, A)."""
         return self._run("forward", calls, context, mask.astype(np.float32))
 
-    def interference(
-        self, tasks: Sequence[KeyCalls], rows: Sequence[int] | npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.float64]:
-        """(N, K) interference of N task keys' calls; -1: unknown. Remembers windows by `rows`."""
+    def interference(self, tasks: Sequence[KeyCalls]) -> npt.NDArray[np.float64]:
+        """(N, K) interference of N task keys' calls; -1: unknown. Remembers their windows."""
+        rows = [task.collective * MAX_BINS + task.bin for task in tasks]
         filled = self._run("watch", *_told(tasks, rows))
         return filled[:, :, CALL_COLUMNS.index("interference")]
 
 
-def _told(
-    tasks: Sequence[KeyCalls], rows: Sequence[int] | npt.NDArray[np.int64]
-) -> list[npt.NDArray[Any]]:
+def _told(tasks: Sequence[KeyCalls], rows: Sequence[int]) -> list[npt.NDArray[Any]]:
     timed = [UNKNOWN if t.num_timed is None else t.num_timed for t in tasks]
     calls = raw_calls([task.calls for task in tasks])
     return [np.array(rows, dtype=np.int64), calls, np.array(timed, dtype=np.int64)]
@@ -200,21 +199,10 @@ class Brain(Protocol):
         ...
 
 
-class PolicyBrain:
-    """The artifact's policy on the live history; raises UserError for an older release's."""
-
-    def __init__(self, artifact: Artifact) -> None:
-        artifact.refuse_slack("which no brain knows")
-        path = artifact.directory / BRAIN_NAME
-        if not path.is_file():
-            raise UserError(
-                f"{artifact.directory} has no {BRAIN_NAME}; export it again with this release"
-            )
-        self._brain = ScriptedBrain(path)
-
-    def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
-        """The policy's table for all task keys; None: an unknown shape."""
-        return self._brain.decide(config, history.tasks)
+def policy_brain(artifact: Artifact) -> Brain:
+    """The artifact's policy on the live history; raises UserError, and as `ScriptedBrain`."""
+    artifact.refuse_slack("which no brain knows")
+    return ScriptedBrain(artifact.directory / BRAIN_NAME)
 
 
 @dataclass(slots=True)
@@ -258,8 +246,7 @@ class TunerBrain:
         tasks = [task for task in history.tasks if 0 <= task.bin - first < num_bins]
         levels = np.full((len(tasks), WINDOW_LENGTH), UNKNOWN, dtype=np.float64)
         if self._is_ours and tasks:
-            rows = [task.collective * MAX_BINS + task.bin for task in tasks]
-            levels = self._watcher.interference(tasks, rows)
+            levels = self._watcher.interference(tasks)
         for task, of_task in zip(tasks, levels, strict=True):
             self._learn(task, _requested(history.table, task), of_task)
         entries = self._table.entries.copy()
@@ -274,14 +261,13 @@ class TunerBrain:
         A brain before found that one, or it was installed since.
         """
         manifest = self._artifact.manifest
-        info = pick_table(self._artifact, config.num_nodes, config.num_ranks, config.system)
-        table = DecisionTable.read(self._artifact.directory / info.path)
-        self._support = table_supports(manifest)[self._artifact.tables.index(info)]
+        shape = config.num_nodes, config.num_ranks
+        self._support, table = self._artifact.pick(*shape, config.system)
         bins = range(table.first_bin, table.first_bin + table.num_bins)
         #: Which may be played, [collective][bin][action].
         self._mask = np.stack([allowed(manifest, self._support, c, bins) for c in TUNED])
-        shape = table.first_bin, table.num_bins
-        if found not in {None, table} and (found.first_bin, found.num_bins) == shape:
+        its_bins = table.first_bin, table.num_bins
+        if found not in {None, table} and (found.first_bin, found.num_bins) == its_bins:
             return found
         entries = table.entries.copy()
         if not self._is_ours:
@@ -359,7 +345,7 @@ def _of_latest_config(running: Config, calls: Sequence[Call]) -> list[Call]:
 
 MakeBrain = Callable[[Artifact], Brain]
 POLICIES: Final[Mapping[str, MakeBrain]] = {
-    "artifact": PolicyBrain,
+    "artifact": policy_brain,
     "autoccl": TunerBrain,
     "search": partial(TunerBrain, is_ours=True),
 }

@@ -78,9 +78,12 @@ def check_for_job(
         yield Check("machine", UNKNOWN, str(error), _NOT_KNOWN)
         yield Check("key", UNKNOWN, named, "whether jobs can use it is not known")
         return
+    if refused := said["artifact_problem"]:
+        owner = "it must be root's or the job's user's, who alone may write to it"
+        yield Check("index", FAIL, f"the plugin refuses plugin.index: {refused}", owner)
     if said["machine_problem"]:
         yield Check("machine", UNKNOWN, said["machine_problem"], _NOT_KNOWN)
-    elif opened is not None:
+    elif opened is not None and not refused:
         yield from _machine(opened, version, said)
     problem = said["key_problem"]
     mend = f"chmod 600 {key}, or " if problem.startswith("others may") else ""
@@ -204,12 +207,11 @@ def _ab(opened: Artifact) -> Iterator[Check]:
 def _machine(
     opened: Artifact, version: NcclVersion | None, said: Mapping[str, Any]
 ) -> Iterator[Check]:
-    here, system, problem = said["fingerprint"], said["system"], said["artifact_problem"]
+    here, system = said["fingerprint"], said["system"]
     found = f"{here}: {f'known, {system}' if system else 'unknown to the artifact'}"
     yield judge(
         "machine",
-        f"the plugin refuses {opened.directory}/plugin.index: {problem}" if problem else found,
-        (bool(problem), FAIL, "it must be root's or the job's user's, who alone may write to it"),
+        found,
         (version is None, UNKNOWN, "the jobs' NCCL is not known: name it with --nccl"),
         (
             system is not None and here.startswith(_NO_GPU),

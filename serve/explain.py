@@ -26,30 +26,16 @@ import typer
 
 from dynamiccl import cli
 from dynamiccl.datasets.features import TUNED
-from dynamiccl.datasets.manifest import GATE_NAME, KILL_NAME
+from dynamiccl.datasets.manifest import GATE_NAME, KILL_NAME, Support
 from dynamiccl.datasets.objective import with_nodes
-from dynamiccl.datasets.questions import count_of, read_back_channels, table_supports
+from dynamiccl.datasets.questions import count_of, read_back_channels
 from dynamiccl.datasets.store import read_calls
 from dynamiccl.errors import CorruptFile, NotEnoughData, UnknownName
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
-from dynamiccl.serve.artifact import (
-    Artifact,
-    ArtifactDir,
-    TableInfo,
-    open_artifact,
-    pick_table,
-    warn,
-)
+from dynamiccl.serve.artifact import Artifact, ArtifactDir, open_artifact, warn
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte
-from dynamiccl.train.options import (
-    Json,
-    folding_table,
-    stderr,
-    stdout,
-    tell,
-    wide_stdout,
-)
+from dynamiccl.train.options import Json, folding_table, stderr, stdout, tell, wide_stdout
 
 _SHOWN: Final = 15
 _FORMATS: Final = ("nccl-csv", "json", "table")
@@ -83,22 +69,22 @@ def look_ahead(artifact: Artifact, calls: pl.DataFrame, system: str | None) -> d
         time_us = _time_us(row)
         total_us += time_us
         try:
-            info = pick_table(artifact, row["num_nodes"], row["num_ranks"], system)
+            support, table = artifact.pick(row["num_nodes"], row["num_ranks"], system)
         except UnknownName:
             without += row["calls"]
             continue
         collective = Collective.parse(row["collective"])
-        config = DecisionTable.read(artifact.directory / info.path).at(collective, row["bin"])
+        index = row.pop("bin")
+        config = table.at(collective, index)
         if config is None:
             continue
-        shape = info.num_nodes, info.num_ranks
-        gain = gains.get((info.system, *shape, collective.wire, row["bin"]))
+        shape = support.system, table.num_nodes, table.num_ranks
+        gain = gains.get((*shape, collective.wire, index))
         for end, value in (gain or {}).items():
             # All ends together: gains of one gate are not independent.
             saved_us[end] += time_us * (1.0 - 1.0 / (1.0 + value))
-        index = row.pop("bin")
         what = {"size_bytes": bin_center_bytes(index), "config": config.key, "gain": gain}
-        changes.append({**row, **what, **channels_of(artifact, info, collective, index, config)})
+        changes.append({**row, **what, **channels_of(artifact, support, collective, index, config)})
     changes.sort(key=lambda change: -(_time_us(change) or change["calls"]))
     known = any(change["gain"] and change["median_us"] is not None for change in changes)
     is_saved = known and total_us > 0.0
@@ -142,10 +128,9 @@ def gate_gains(artifact: Artifact) -> dict[Place, Gain]:
 
 
 def channels_of(
-    artifact: Artifact, info: TableInfo, collective: Collective, index: int, config: Config | None
+    artifact: Artifact, support: Support, collective: Collective, index: int, config: Config | None
 ) -> dict[str, int | None]:
     """`channels` of an answer, `own_channels` of NCCL's choice; None: not read back."""
-    support = table_supports(artifact.manifest)[artifact.tables.index(info)]
     [used] = read_back_channels(artifact.manifest, support, collective, [index])
     action = artifact.manifest.actions().index(config or ABSTAIN)
     return {"channels": count_of(used[action]), "own_channels": count_of(used[0])}
@@ -295,8 +280,7 @@ def table_command(
         raise UnknownName("format", format_, _FORMATS)
     nodes, per_node = cli.parse_group(group)
     opened, ranks = open_artifact(artifact), nodes * per_node
-    info = pick_table(opened, nodes, ranks, system)
-    table = DecisionTable.read(artifact / info.path)
+    support, table = opened.pick(nodes, ranks, system)
     if format_ == "nccl-csv":
         text, abstaining, auto = nccl_csv(table)
         sys.stdout.write(text)
@@ -311,13 +295,13 @@ def table_command(
                 "matches. Our own plugin abstains there."
             )
         return
-    decisions = _decisions(opened, info, table)
+    decisions = _decisions(opened, support, table)
     if format_ == "json":
-        shape = {"system": info.system, "num_nodes": nodes, "num_ranks": ranks}
+        shape = {"system": support.system, "num_nodes": nodes, "num_ranks": ranks}
         cli.print_json({**shape, "decisions": decisions})
         return
     columns = ("collective", "from bytes", "to bytes", "config", "channels", "NCCL's own")
-    shown = folding_table(*columns, title=f"{info.system}, {ranks} ranks on {nodes} nodes")
+    shown = folding_table(*columns, title=f"{support.system}, {ranks} ranks on {nodes} nodes")
     for collective, rows in decisions.items():
         for key, same in groupby(rows, key=_shown):
             first, *_, last = [*same] * 2
@@ -327,7 +311,7 @@ def table_command(
 
 
 def _decisions(
-    artifact: Artifact, info: TableInfo, table: DecisionTable
+    artifact: Artifact, support: Support, table: DecisionTable
 ) -> dict[str, list[dict[str, Any]]]:
     decisions: dict[str, list[dict[str, Any]]] = {}
     for collective in TUNED:
@@ -341,7 +325,7 @@ def _decisions(
                 "first_byte": bin_first_byte(index),
                 "last_byte": bin_first_byte(index + 1) - 1,
                 "config": config.key if config else None,
-                **channels_of(artifact, info, collective, index, config),
+                **channels_of(artifact, support, collective, index, config),
             }
             decisions[collective.wire].append(row)
     return decisions

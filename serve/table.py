@@ -151,9 +151,8 @@ class DecisionTable:
     def read(cls, path: Path) -> Self:
         """Read a table file; raises MissingPath and CorruptFile."""
         if not path.is_file():
-            raise MissingPath(
-                "decision table", path, "list the artifact's tables directory for the shapes it has"
-            )
+            advice = "a policy has none yet: make an artifact with 'dynamiccl-deploy export'"
+            raise MissingPath("decision table", path, advice)
         return cls.from_bytes(path.read_bytes(), where=str(path))
 
     def to_bytes(self) -> bytes:

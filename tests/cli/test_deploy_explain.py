@@ -11,8 +11,6 @@ from dynamiccl.train.policy import TorchPolicy
 from tests.calls import call, calls_table, traced
 from tests.cli.conftest import Shell, refused
 from tests.cli.test_gate import fresh_data
-from tests.evaluate.test_gate import runs
-from tests.rows import frame
 
 DEPLOY = "dynamiccl-deploy"
 
@@ -77,14 +75,6 @@ def test_a_jobs_own_calls_are_told_apart(gated: Path, shell: Shell, tmp_path: Pa
     assert "dynamiccl-collect import raw" in line
     (tmp_path / "empty").mkdir()
     assert "mode observe" in refused(shell(DEPLOY, "explain", gated, "--calls", "empty"), 2)
-
-
-def test_rows_of_a_gate_carry_their_interval(policy: Path) -> None:
-    gated = pass_gate(TorchPolicy.load(policy), frame(*runs(0.3, sweep="fresh", sizes=[1 << 20])))
-    [cell] = [cell for cell in gated.cells if cell.runs]
-    assert cell.low is not None
-    assert cell.high is not None
-    assert cell.low < 0.3 < cell.high
 
 
 def test_calls_of_a_trace_are_placed_as_for_tables(

@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.cli.conftest import Shell
 from tests.conftest import Trained
 
-ASK = ("--collective", "AllReduce", "--ranks", 32, "--nodes", 4)
+ASK = ("--collective", "AllReduce", "--group", "4x8")
 
 
 def test_it_says_what_the_table_says(gated_dir: Path, shell: Shell, tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from dynamiccl.evaluate.evidence import Verdict
 from dynamiccl.evaluate.gate import abstaining_cells, let_bins_between_pass
 from dynamiccl.serve.artifact import open_artifact
 from dynamiccl.serve.brain import POLICIES
-from dynamiccl.serve.export import verify_artifact
 from dynamiccl.sizes import size_bin
 from dynamiccl.train.policy import TorchPolicy
 from tests.calls import calls_table, traced
@@ -162,7 +161,7 @@ def test_hidden_calls_get_the_fewest_channels_within_the_slack(
             POLICIES[name](open_artifact(Path("a")))
     for row in decisions(shell, "a").values():
         assert (row["config"], row["channels"], row["own_channels"]) == ("Ring/LL/4ch", 4, 16)
-    verify_artifact(Path("a"))
+    open_artifact(Path("a"))
     for said in (done.out, shell("dynamiccl-deploy", "explain", "a").out):
         assert "said of the step here, not of the call" in said
         assert "A/B" in said
@@ -280,7 +279,7 @@ def test_the_objective_of_the_job_takes_what_surely_shortens_its_step(
         23: "Ring/Simple/24ch",
         24: "Ring/Simple/24ch",
     }
-    verify_artifact(Path("a"))
+    open_artifact(Path("a"))
     gated = ("dynamiccl-evaluate", "gate", "--policy", policy, "--data", fresh, "--out", "g")
     found = json.loads(shell(*gated, *JOB, "--json").out)
     assert "slower than NCCL's own choice by less than what the compute beside it" in found["test"]
@@ -404,7 +403,7 @@ def test_doctor_says_whether_a_job_has_proved_the_step(policy: Path, shell: Shel
         Path("a/ab.json").write_text(json.dumps(record | {"verdict": verdict}))
         line = f"{status}  A/B: {verdict}: step +9.0%; 2026-11-27, 'a b'{advice}"
         assert line in shell("dynamiccl-deploy", "doctor", "a").out
-    verify_artifact(Path("a"))
+    open_artifact(Path("a"))
     Path("a/ab.json").write_text("[]")
     assert "not what 'ab' writes" in refused(shell("dynamiccl-deploy", "doctor", "a"), 3)
 
@@ -479,7 +478,7 @@ def test_fresh_runs_must_show_fewer_channels_too(
 
 def test_explain_shows_channels_beside_time(policy: Path, shell: Shell, tmp_path: Path) -> None:
     shell(*EXPORT, policy, "--out", "a", "--slack", "5%", "--hidden", "all")
-    asked = ("--collective", "AllReduce", "--size", "1M", "--ranks", 8, "--nodes", 1)
+    asked = ("--collective", "AllReduce", "--size", "1M", "--group", "1x8")
     done = shell("dynamiccl-evaluate", "explain", "a", *asked)
     assert "channels (NCCL's: 16)" in done.out
     loss = (

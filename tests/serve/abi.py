@@ -30,7 +30,7 @@ import numpy as np
 from dynamiccl.datasets.manifest import INDEX_NAME
 from dynamiccl.datasets.store import file_sha256
 from dynamiccl.errors import PluginError
-from dynamiccl.nccl import TUNER_ABI_SINCE, Collective
+from dynamiccl.nccl import TUNER_ABI_SINCE, Algorithm, Collective, Protocol
 from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
 from tests.serve.answers import Answer, CostTable, answer_of
@@ -39,12 +39,8 @@ _INT_OUT: Final = ctypes.POINTER(ctypes.c_int)
 _SIZE_OUT: Final = ctypes.POINTER(ctypes.c_size_t)
 _LOGGER: Final = ctypes.CFUNCTYPE(
     None,
-    ctypes.c_int,
-    ctypes.c_ulong,
-    ctypes.c_char_p,
-    ctypes.c_int,
-    ctypes.c_char_p,
-    ctypes.c_char_p,
+    *(ctypes.c_int, ctypes.c_ulong, ctypes.c_char_p),
+    *(ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p),
 )
 #: Of all communicators of this process: a tuner takes one of a known id for the same one.
 _IDS: Final = itertools.count(1)
@@ -85,22 +81,10 @@ def _struct_of(version: int) -> type[ctypes.Structure]:
 class _ProfilerV4(ctypes.Structure):
     """`ncclProfiler_v4_t`, as far as `init`."""
 
+    _told = (ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_int, _LOGGER)
     _fields_ = (
         ("name", ctypes.c_char_p),
-        (
-            "init",
-            ctypes.CFUNCTYPE(
-                ctypes.c_int,
-                ctypes.POINTER(ctypes.c_void_p),
-                ctypes.POINTER(ctypes.c_int),
-                ctypes.c_char_p,
-                ctypes.c_uint64,
-                ctypes.c_int,
-                ctypes.c_int,
-                ctypes.c_int,
-                _LOGGER,
-            ),
-        ),
+        ("init", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), _INT_OUT, *_told)),
     )
 
 
@@ -142,6 +126,16 @@ class Communicator:
         if result != 0:
             raise PluginError(f"the plugin's getCollInfo returned {result}; it may only return 0")
         return answer_of(before, after, num_channels.value)
+
+    def chunk_bytes(
+        self, cell: tuple[Algorithm, Protocol], own_bytes: int, collective: Collective
+    ) -> int:
+        """One getChunkSize of v6, about 1 MiB for which NCCL's own is `own_bytes`."""
+        chunk = ctypes.c_size_t(own_bytes)
+        part = (int(collective), 1 << 20, *map(int, cell), 1)
+        result = self._struct.get_chunk_size(self._context, *part, ctypes.byref(chunk))
+        assert result == 0, result
+        return chunk.value
 
 
 class TunerPlugin:
@@ -225,19 +219,16 @@ class TunerPlugin:
 
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in changes}
-
-    def set_all(values: Mapping[str, str | None]) -> None:
-        for name, value in values.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-
-    set_all(changes)
+    before = dict(os.environ)
+    for name, value in changes.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
     try:
         yield
     finally:
-        set_all(before)
+        os.environ.clear()
+        os.environ.update(before)
 
 
 # --- All ranks in this process ---
@@ -271,13 +262,24 @@ def prepared_environment(artifact: Path, system: str, *nccl_codes: int) -> dict[
     }
 
 
+def fake_nccl(library: Path) -> Path:
+    """A libnccl that says its version, and has nothing else."""
+    says = f"int ncclGetVersion(int *version) {{ *version = {NCCL_CODE}; return 0; }}\n"
+    return compiled(library, says)
+
+
+def compiled(library: Path, source: str, *options: str) -> Path:
+    """A shared library of C."""
+    command = ["cc", "-shared", "-fPIC", *options, "-o", str(library), "-x", "c", "-"]
+    subprocess.run(command, input=source.encode(), check=True)
+    return library
+
+
 @cache
 def _load_nccl() -> "TemporaryDirectory[str]":
     """Load a stand-in NCCL, once a process, where the tuner looks; it is removed with that."""
     folder = TemporaryDirectory(prefix="dynamiccl-loopback-")
-    source, library = (Path(folder.name) / name for name in ("nccl.c", "libnccl.so"))
-    source.write_text(f"int ncclGetVersion(int *version) {{ *version = {NCCL_CODE}; return 0; }}\n")
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    library = fake_nccl(Path(folder.name, "libnccl.so"))
     # No logger of an NCCL calls the tuner, so it looks among the program's own symbols.
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     return folder

@@ -1,5 +1,6 @@
 """A small artifact whose policy uses the history, with random weights."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,8 +13,9 @@ from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import table_supports
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.serve.artifact import Artifact, PluginIndex
-from dynamiccl.serve.brain import BrainConfig, KeyCalls
+from dynamiccl.serve.brain import BrainConfig, History, KeyCalls, ScriptedBrain
 from dynamiccl.serve.export import export_artifact
+from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import size_bin
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame
@@ -135,3 +137,10 @@ def task(size_bytes: int, *us: float, collective: Collective = Collective.AllRed
         Call(size_bytes, time_us, Algorithm.Ring, Protocol.Simple, 8, None, None) for time_us in us
     ]
     return KeyCalls(collective, size_bin(size_bytes), tuple(calls), len(calls))
+
+
+def decided(
+    brain: ScriptedBrain, tasks: Sequence[KeyCalls], config: BrainConfig = CONFIG
+) -> DecisionTable | None:
+    """What a brain decides where NCCL's own choice is in force."""
+    return brain.decide(config, History(tuple(tasks), None))

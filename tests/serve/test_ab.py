@@ -15,10 +15,8 @@ from typing import Any
 
 import pytest
 
-from dynamiccl.doctor import Machine
 from dynamiccl.serve.ab import Launch, conclude, environment_of, is_worse, step_of
 from dynamiccl.serve.artifact import PluginIndex
-from dynamiccl.serve.build import ask_probe
 from dynamiccl.serve.install import install
 from tests.cli.conftest import Done, Shell
 
@@ -55,14 +53,6 @@ if what in {"endless", "stubborn"} or (ours and what == "late"):
 """
 
 
-@pytest.fixture(name="home")
-def home_fixture(artifact: Path, plugin_path: Path, tmp_path: Path) -> Path:
-    (tmp_path / "job.py").write_text(JOB)
-    index, machine = PluginIndex.read(artifact), ask_probe(Machine(), plugin_path)["machine"]
-    index.bound(index.system_names[0], f"{machine};nccl=22809").write(artifact)
-    return install(artifact, tmp_path / "home", plugin_path).directory
-
-
 #: Runs an A/B of JOB with these words; what was said, and its record.
 Ab = Callable[..., tuple[Done, dict[str, Any]]]
 
@@ -74,8 +64,10 @@ def line(home: Path, *options: object) -> list[str]:
 
 @pytest.fixture(name="ab")
 def ab_fixture(home: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Ab:
+    (home.parent / "job.py").write_text(JOB)
     for name in [n for n in os.environ if n.startswith(("DYNAMICCL", "NCCL"))]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("DYNAMICCL_TEST_ROOT", str(home.parent / "machine"))
 
     def run(*job: str, options: tuple[object, ...] = ()) -> tuple[Done, dict[str, Any]]:
         path = home.parent / "out" / "ab.json"
@@ -115,17 +107,13 @@ def test_neither_arm_has_the_warmer_machine(ab: Ab, home: Path) -> None:
     for seed in range(4):
         random.seed(seed)
         out = home / str(seed)
-        options = ("--pairs", 3, "--out", out, *(("--seconds", 60) if seed else ()))
+        options = ("--pairs", 2, "--out", out, *(("--seconds", 60) if seed else ()))
         done, _ = ab("0.1", "0.1", "", options=options)
         arms = [each["arm"] for each in json.loads((out / "ab.json").read_text())["launches"]]
-        assert [*zip(arms[::2], arms[1::2], strict=True)] == [
-            tuple(arms[:2]),
-            tuple(arms[1::-1]),
-            tuple(arms[:2]),
-        ]
-        assert set(arms) == {"with", "without"}
+        assert arms[:2] == arms[:1:-1]
+        assert {*arms[:2]} == {"with", "without"}
         firsts.add(arms[0])
-        assert (out / "00-without.log").exists() == (seed == 0) == ("launch 0 of 6" in done.err)
+        assert (out / "00-without.log").exists() == (seed == 0) == ("launch 0 of 4" in done.err)
     assert firsts == {"with", "without"}
 
 
@@ -195,7 +183,6 @@ def test_a_job_that_fails_without_us_is_launched_once(home: Path, ab: Ab) -> Non
 WITHOUT = Launch("without", "log", None, 100.0, False, 0.0, 10, 0.1, 0, 3, None)
 WITH = replace(WITHOUT, arm="with", acted_in=3)
 ENDLESS = {"wall_s": 600.0, "was_cut": True, "num_steps": 60}
-OFTEN = ENDLESS | {"num_steps": 6_000}
 RARELY = {"wall_s": 1200.0, "was_cut": True, "num_steps": 25}
 
 
@@ -224,17 +211,13 @@ def cut(wall_s: float, lines: int, silent_s: float) -> dict[str, Any]:
         # Neither ends: it hangs that says nothing for much longer than without us between lines.
         (ENDLESS | {"silent_s": 59.0}, ENDLESS, 2, "not worse", "step time"),
         (ENDLESS | {"silent_s": 61.0}, ENDLESS, 1, "fails", "in the last 61 of its 600 s"),
-        (cut(1200, 40, 600), cut(1200, 40, 10), 3, "fails", "in the last 600 of its 1200 s"),
-        (cut(600, 24, 375), cut(600, 24, 20), 3, "fails", "in the last 375 of its 600 s"),
         (cut(1200, 24, 700), cut(1200, 24, 50), 3, "fails", "in the last 700 of its 1200 s"),
         (cut(1200, 24, 300), cut(1200, 24, 50), 3, "not worse", "step time"),
         # Four of its steps, as long as a checkpoint.
         (cut(180, 12, 65), cut(180, 12, 5), 3, "not worse", "step time"),
-        (cut(1200, 24, 700), cut(1200, 24, 500), 3, "not worse", "step time"),
         # Lines come rarer than steps: it is the lines that are awaited.
         (RARELY | {"silent_s": 190.0}, RARELY, 2, "not worse", "step time"),
         (RARELY | {"silent_s": 250.0}, RARELY, 2, "fails", "in the last 250 of its 1200 s"),
-        (ENDLESS | {"silent_s": 59.0}, OFTEN, 2, "not worse", "step time"),
     ],
 )
 def test_what_is_concluded(
@@ -253,14 +236,13 @@ def test_what_is_concluded(
     assert (found[0], said in found[1][0]) == (verdict, True), found
 
 
-@pytest.mark.parametrize("mode", ["observe", "table"])
 def test_another_mode_proves_nothing_of_the_tables(
-    mode: str, home: Path, ab: Ab, monkeypatch: pytest.MonkeyPatch
+    home: Path, ab: Ab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DYNAMICCL_MODE", mode)
+    monkeypatch.setenv("DYNAMICCL_MODE", "observe")
     done, _ = ab("0.05", "0.1", "", options=("--pairs", 2))
     assert done.code == 0, done.err
-    assert (home / "artifact" / "ab.json").exists() is (mode == "table")
+    assert not (home / "artifact" / "ab.json").exists()
 
 
 def test_where_no_table_acts_it_stops_and_says_so(home: Path, ab: Ab) -> None:
@@ -309,6 +291,7 @@ def test_both_arms_have_what_shows_the_lines(
 def test_ctrl_c_ends_the_job_and_keeps_what_there_is(what: str, home: Path) -> None:
     """A second one ends a job that does not end when it is told to."""
     log = home.parent / "out"
+    (home.parent / "job.py").write_text(JOB)
     options = (*line(home, "--out", log)[1:], "0.1", "0.1", what)
     words = [sys.executable, "-m", "dynamiccl.serve.cli", *options]
     clean = {n: v for n, v in os.environ.items() if not n.startswith(("DYNAMICCL", "NCCL"))}

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -13,123 +14,114 @@ SOURCE = "tests/test_agree_explore.cpp"
 #: What is wrong -> the part of the explorer (and its world) that finds it, the file, and texts
 #: before and after.
 #: All are compiled at once; WRONG is true in the run of this one.
-MUTANTS = {
+MUTANTS: Final[dict[str, tuple[str, ...]]] = {
     "a rank abstains after it has confirmed": (
-        *("worlds:keeper and worker are killed", "agree/ballot.h"),
-        [("end(Verdict::kFailed,", "end(WRONG ? Verdict::kAbstain : Verdict::kFailed,")],
+        "worlds:keeper and worker are killed",
+        "agree/ballot.h",
+        "end(Verdict::kFailed,",
+        "end(WRONG ? Verdict::kAbstain : Verdict::kFailed,",
     ),
     "table when all but one have confirmed": (
-        *("worlds:a rank is killed", "agree/rounds.h"),
-        [("if (round.num_confirmed <", "if (round.num_confirmed + (WRONG ? 1 : 0) <")],
+        "worlds:a rank is killed",
+        "agree/rounds.h",
+        "if (round.num_confirmed <",
+        "if (round.num_confirmed + (WRONG ? 1 : 0) <",
     ),
     "a rank counts before it says that it differs": (
-        *("word", "agree/word.h"),
-        [
-            ("first == own ? Step::kCount", "first == own || WRONG ? Step::kCount"),
-            (
-                "if (is_time_up) decide",
-                "if (is_time_up || (WRONG && board->fields[2] != vote->fields[2])) decide",
-            ),
-        ],
+        "word",
+        "agree/word.h",
+        "first == own ? Step::kCount",
+        "first == own || WRONG ? Step::kCount",
+        "if (is_time_up) decide",
+        "if (is_time_up || (WRONG && board->fields[2] != vote->fields[2])) decide",
     ),
     "no log": (
-        *("worlds:the worker is killed, and one is late", "agree/rounds.h"),
-        [("if (outlet->log(table))", "if (WRONG ? table.num_ranks > 0 : outlet->log(table))")],
+        "worlds:the worker is killed, and one is late",
+        "agree/rounds.h",
+        "if (outlet->log(table))",
+        "if (WRONG ? table.num_ranks > 0 : outlet->log(table))",
     ),
     "a table that could not be logged": (
-        *("worlds:the log is full", "agree/rounds.h"),
-        [("outlet->log(table))", "outlet->log(table) || WRONG)")],
+        "worlds:the log is full",
+        "agree/rounds.h",
+        "outlet->log(table))",
+        "outlet->log(table) || WRONG)",
     ),
     "a table is forgotten at the first vote of the next round": (
-        *("random", "agree/rounds.h"),
-        [
-            (
-                "  std::string why = difference(",
-                "  if (WRONG) forget_before(key);\n  std::string why = difference(",
-            )
-        ],
+        "random",
+        "agree/rounds.h",
+        "  std::string why = difference(",
+        "  if (WRONG) forget_before(key);\n  std::string why = difference(",
     ),
     "an unknown recall is answered by silence": (
-        *("worlds:the worker is killed, and one is late", "agree/rounds.h"),
-        [
-            (
-                "    bind(from, key, &round, vote.nonce);\n    if (!is_known) {",
-                "    if (!WRONG) bind(from, key, &round, vote.nonce);\n"
-                "    if (!is_known && WRONG) {\n"
-                "      if (round.voters.empty()) rounds_.erase(key);\n"
-                "      return;\n"
-                "    }\n"
-                "    if (!is_known) {",
-            )
-        ],
+        "worlds:the worker is killed, and one is late",
+        "agree/rounds.h",
+        "    bind(from, key, &round, vote.nonce);\n    if (!is_known) {",
+        "    if (!WRONG) bind(from, key, &round, vote.nonce);\n"
+        "    if (!is_known && WRONG) {\n"
+        "      if (round.voters.empty()) rounds_.erase(key);\n"
+        "      return;\n"
+        "    }\n"
+        "    if (!is_known) {",
     ),
     "a stranger's answer counts": (
-        *("worlds:keeper and worker are killed", "agree/ballot.h"),
-        [
-            (
-                "heard.kind == ReplyKind::kStranger ||",
-                "(!WRONG && heard.kind == ReplyKind::kStranger) ||",
-            )
-        ],
+        "worlds:keeper and worker are killed",
+        "agree/ballot.h",
+        "heard.kind == ReplyKind::kStranger ||",
+        "(!WRONG && heard.kind == ReplyKind::kStranger) ||",
     ),
     "the ids of shrinks are not known": (
-        *("worlds:two disjoint shrinks", "identity/ids.h"),
-        [
-            (
-                "= *place_of(id) == id || count == kMost;",
-                "= !WRONG && (*place_of(id) == id || count == kMost);",
-            )
-        ],
+        "worlds:two disjoint shrinks",
+        "identity/ids.h",
+        "= *place_of(id) == id || count == kMost;",
+        "= !WRONG && (*place_of(id) == id || count == kMost);",
     ),
     "what NCCL told of a call is not in the digest": (
-        *("worlds:one simulates a call before the stop", "agree/stops.h"),
-        [("size_bytes), marks);", "size_bytes), WRONG ? 0 : marks);")],
+        "worlds:one simulates a call before the stop",
+        "agree/stops.h",
+        "size_bytes), marks);",
+        "size_bytes), WRONG ? 0 : marks);",
     ),
     "a stop in the middle of a group": (
-        *("worlds:one simulates a call", "agree/stops.h"),
-        [(">= at_ && begins_group &&", ">= at_ && (begins_group || WRONG) &&")],
+        "worlds:one simulates a call",
+        "agree/stops.h",
+        ">= at_ && begins_group &&",
+        ">= at_ && (begins_group || WRONG) &&",
     ),
     "a shrink takes the table back": (
-        *("worlds:one sees a shrink", "agree/stops.h"),
-        [
-            (
-                "{ return __atomic_exchange_n(&votes_, false, __ATOMIC_RELAXED); }",
-                "{\n"
-                "    if (WRONG) return votes_ = false, table_ = nullptr, true;\n"
-                "    return __atomic_exchange_n(&votes_, false, __ATOMIC_RELAXED);\n"
-                "  }",
-            )
-        ],
+        "worlds:one sees a shrink",
+        "agree/stops.h",
+        "{ return __atomic_exchange_n(&votes_, false, __ATOMIC_RELAXED); }",
+        "{\n"
+        "    if (WRONG) return votes_ = false, table_ = nullptr, true;\n"
+        "    return __atomic_exchange_n(&votes_, false, __ATOMIC_RELAXED);\n"
+        "  }",
     ),
     "an aborted rank abstains after it has confirmed": (
-        *("worlds:an abort inside a stop, the worker is killed", "agree/ballot.h"),
-        [("has_confirmed() ? Verdict::kFailed", "has_confirmed() && !WRONG ? Verdict::kFailed")],
+        "worlds:an abort inside a stop, the worker is killed",
+        "agree/ballot.h",
+        "has_confirmed() ? Verdict::kFailed",
+        "has_confirmed() && !WRONG ? Verdict::kFailed",
     ),
     "a stop that failed is tried again in the same round": (
-        *("worlds:a stop, the worker is killed", "agree/stops.h"),
-        [("    ++number_;\n    ++failures_;", "    if (!WRONG) ++number_;\n    ++failures_;")],
+        "worlds:a stop, the worker is killed",
+        "agree/stops.h",
+        "    ++number_;\n    ++failures_;",
+        "    if (!WRONG) ++number_;\n    ++failures_;",
     ),
     "stops are not shifted by the communicator's id": (
-        *("worlds:opposite order", "agree/stops.h"),
-        [
-            (
-                "mixed(mixed(0, comm_id_), number_) % width;",
-                "(WRONG ? 0 : mixed(mixed(0, comm_id_), number_) % width);",
-            )
-        ],
+        "worlds:opposite order",
+        "agree/stops.h",
+        "mixed(mixed(0, comm_id_), number_) % width;",
+        "(WRONG ? 0 : mixed(mixed(0, comm_id_), number_) % width);",
     ),
     "whose time is up leaves by itself": (
-        *("word", "agree/word.h"),
-        [
-            (
-                "if (state_of(word) != WordState::kOpen)",
-                "if (state_of(word) != WordState::kOpen || (WRONG && is_time_up))",
-            ),
-            (
-                "decide(board, WordState::kAbstain, kLate);",
-                "(void)(WRONG || (decide(board, WordState::kAbstain, kLate), true));",
-            ),
-        ],
+        "word",
+        "agree/word.h",
+        "if (state_of(word) != WordState::kOpen)",
+        "if (state_of(word) != WordState::kOpen || (WRONG && is_time_up))",
+        "decide(board, WordState::kAbstain, kLate);",
+        "(void)(WRONG || (decide(board, WordState::kAbstain, kLate), true));",
     ),
 }
 
@@ -140,10 +132,10 @@ def explorer_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("explorer")
     for part in ("agree", "identity", "tests"):
         shutil.copytree(PLUGIN / part, folder / part)
-    for number, (_, name, changes) in enumerate(MUTANTS.values()):
+    for number, (_, name, *changes) in enumerate(MUTANTS.values()):
         path = folder / name
         text = path.read_text(encoding="utf-8")
-        for before, after in changes:
+        for before, after in zip(changes[::2], changes[1::2], strict=True):
             assert text.count(before) == 1
             text = text.replace(before, after.replace("WRONG", f"(wrong == {number})"))
         path.write_text(text, encoding="utf-8")

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.serve.install import install
-from tests.serve.jobs.arbiter import is_gone, processes_of
+from tests.serve.conftest import Runner
+from tests.serve.jobs.arbiter import is_gone, processes_of, send
 from tests.serve.test_run import fake_nvml
 
 NO_ANSWER = "no arbiter of this job answers"
@@ -25,16 +25,14 @@ NO_ANSWER = "no arbiter of this job answers"
 LIMIT_S = 2
 
 
-class Job:
+class Job(Runner):
     """A job of several hosts, all of which are this one: launchers, and their ranks."""
 
-    def __init__(self, home: Path, tmp_path: Path) -> None:
-        self.home = home
-        self.env = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(tmp_path),
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        self.env |= {
             "RUN": str(home / "bin" / "dynamiccl-run"),
-            "DYNAMICCL_ARTIFACT": str(tmp_path / "none"),  # an arbiter needs none
+            "DYNAMICCL_ARTIFACT": str(home / "none"),  # an arbiter needs none
             "DYNAMICCL_TEST_LIMIT_MS": str(LIMIT_S * 1000),
             "TORCHELASTIC_RUN_ID": os.urandom(8).hex(),
             "WORLD_SIZE": "8",
@@ -59,15 +57,10 @@ class Job:
             process.kill()
             process.communicate()
 
-    def shown(self, rank: int, **env: str) -> tuple[dict[str, str], str]:
+    def of_rank(self, rank: int, **env: str) -> tuple[dict[str, str], str]:
         """What a rank shows, and what it said besides."""
-        done = subprocess.run(
-            [self.env["RUN"], "env"],
-            env={**self.env, "RANK": str(rank), **env},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = self("env", env={"RANK": str(rank), **env})
+        assert done.returncode == 0, done.stderr
         lines = [line for line in done.stderr.splitlines() if "plugin.index" not in line]
         return dict(line.split("=", 1) for line in done.stdout.splitlines()), "\n".join(lines)
 
@@ -85,11 +78,11 @@ class Job:
 
 
 @pytest.fixture(name="job")
-def job_fixture(artifact: Path, plugin_path: Path, tmp_path: Path) -> Iterator[Job]:
-    job = Job(install(artifact, tmp_path / "home", plugin_path).directory, tmp_path)
+def job_fixture(home: Path) -> Iterator[Job]:
+    job = Job(home)
     yield job
     for pid in job.processes():
-        os.kill(pid, signal.SIGKILL)
+        send(pid, signal.SIGKILL)  # it may have ended
 
 
 def lines_of(process: "subprocess.Popen[str]") -> list[str]:
@@ -113,13 +106,13 @@ def test_the_first_rank_starts_it_and_the_others_find_it(job: Job) -> None:
         assert own == f"127.0.0.1:{job.port}"
         assert 20000 <= job.port < 32000
         for rank in (1, 7):
-            shown, said = job.shown(rank)
+            shown, said = job.of_rank(rank)
             assert (shown["DYNAMICCL_ARBITER"], said) == (own, "")
         # By another name, and on an address that answers beside those that do not.
-        assert job.shown(3, MASTER_ADDR="localhost")[0]["DYNAMICCL_ARBITER"].endswith(
+        assert job.of_rank(3, MASTER_ADDR="localhost")[0]["DYNAMICCL_ARBITER"].endswith(
             f":{job.port}"
         )
-        assert job.shown(3, MASTER_ADDR="::1")[0]["DYNAMICCL_ARBITER"] == f"[::1]:{job.port}"
+        assert job.of_rank(3, MASTER_ADDR="::1")[0]["DYNAMICCL_ARBITER"] == f"[::1]:{job.port}"
     assert job.is_gone(1)
 
 
@@ -130,7 +123,7 @@ def test_it_goes_on_when_a_rank_is_started_again_and_ends_with_the_launcher(job:
         assert len(job.processes()) == 2
         before = job.processes()
         # The next attempt that Slurm makes is another job.
-        assert job.shown(0, SLURM_RESTART_COUNT="1")[0]["DYNAMICCL_ARBITER"] != own
+        assert job.of_rank(0, SLURM_RESTART_COUNT="1")[0]["DYNAMICCL_ARBITER"] != own
         assert len(job.processes()) == 4
         launcher.kill()
         launcher.wait()
@@ -150,7 +143,7 @@ def test_none_that_is_about_to_end_is_taken_by_the_next_job_of_its_name(job: Job
         with job.launcher(FIRST) as launcher:
             [own] = lines_of(launcher)
             time.sleep(0.3)  # that of the job before looks each 0.2 s whether its processes live
-            assert job.shown(1)[0].get("DYNAMICCL_ARBITER") == own
+            assert job.of_rank(1)[0].get("DYNAMICCL_ARBITER") == own
             assert own == f"127.0.0.1:{job.port}"
         assert job.is_gone(1)
 
@@ -174,7 +167,7 @@ def test_it_answers_after_one_of_its_processes_was_killed(job: Job) -> None:
         with job.launcher(FIRST) as launcher:
             [own] = lines_of(launcher)
             os.kill(job.processes()[killed], signal.SIGKILL)
-            assert job.shown(1)[0]["DYNAMICCL_ARBITER"] == own
+            assert job.of_rank(1)[0]["DYNAMICCL_ARBITER"] == own
         assert job.is_gone(1)
 
 
@@ -265,14 +258,14 @@ def test_an_accepted_connection_is_no_answer(how: str, job: Job) -> None:
     with answering(how) as port:
         began = time.monotonic()
         by_hand = {"DYNAMICCL_ARBITER": f"127.0.0.1:{port}"}
-        shown, said = job.shown(1, **by_hand)
+        shown, said = job.of_rank(1, **by_hand)
         assert "DYNAMICCL_ARBITER" not in shown
         assert f"127.0.0.1:{port}: where ranks need one" in said
         assert time.monotonic() - began < LIMIT_S + 8  # once; the job waits for nothing more
         # One that answers counts all the same.
         with job.launcher(FIRST) as launcher:
             own = lines_of(launcher)
-            assert [job.shown(1, **by_hand)[0]["DYNAMICCL_ARBITER"]] == own
+            assert [job.of_rank(1, **by_hand)[0]["DYNAMICCL_ARBITER"]] == own
 
 
 def test_where_none_is_found_the_rank_says_so_once_and_goes_on(job: Job) -> None:
@@ -282,7 +275,7 @@ def test_where_none_is_found_the_rank_says_so_once_and_goes_on(job: Job) -> None
         (0, "MASTER_ADDR", "", "the host of rank 0 is not known here: set MASTER_ADDR"),
         (1, "DYNAMICCL_KEY_FILE", "/none", "under a key, and /none is none"),
     ):
-        shown, told = job.shown(rank, **{name: value})
+        shown, told = job.of_rank(rank, **{name: value})
         assert told.count(said) == 1
         assert "DYNAMICCL_ARBITER" not in shown
         # A table on one host needs none.
@@ -296,12 +289,12 @@ def test_of_three_ports_some_may_be_taken(job: Job) -> None:
             with job.launcher(FIRST) as launcher:
                 [own] = lines_of(launcher)
                 assert own == f"127.0.0.1:{job.port}"
-                shown, said = job.shown(1)
+                shown, said = job.of_rank(1)
                 assert (shown["DYNAMICCL_ARBITER"], said) == (own, "")
                 port = job.port
             assert job.is_gone(5)
             taken.append(socket.create_server(("127.0.0.1", port)))
-        shown, said = job.shown(0)
+        shown, said = job.of_rank(0)
         assert "dynamiccl-arbiter: cannot listen: Address already in use" in said
         assert "DYNAMICCL_ARBITER" not in shown
         assert not job.processes()
@@ -317,7 +310,7 @@ def test_that_of_another_job_or_key_is_none(job: Job, tmp_path: Path) -> None:
     with job.launcher(FIRST) as launcher:
         [own] = lines_of(launcher)
         for env in ({"DYNAMICCL_JOB_ID": "other"}, {"DYNAMICCL_KEY_FILE": str(key)}):
-            assert NO_ANSWER in job.shown(1, DYNAMICCL_ARBITER=own, **env)[1]
+            assert NO_ANSWER in job.of_rank(1, DYNAMICCL_ARBITER=own, **env)[1]
 
 
 def by_hand(job: Job) -> Mapping[str, str]:
@@ -331,13 +324,8 @@ def test_one_started_by_hand_is_taken(job: Job) -> None:
     job.env = dict(by_hand(job))
     with job.launcher(f"$RUN {job.home}/bin/dynamiccl-arbiter 0") as launcher:
         [port] = lines_of(launcher)
-        done = subprocess.run(
-            [job.env["RUN"], "printenv", "DYNAMICCL_ARBITER", "DYNAMICCL_WORD"],
-            env={**job.env, "DYNAMICCL_ARBITER": f"localhost:{port}"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        shows = ("printenv", "DYNAMICCL_ARBITER", "DYNAMICCL_WORD")
+        done = job(*shows, env={"DYNAMICCL_ARBITER": f"localhost:{port}"})
         address, word = done.stdout.split()
         assert address in {f"127.0.0.1:{port}", f"[::1]:{port}"}
         assert word == "1"
@@ -364,12 +352,3 @@ def test_it_stays_where_its_standard_descriptors_are_closed(job: Job) -> None:
         lines_of(launcher)
         assert len(job.processes()) == 2
     assert job.is_gone(1)
-
-
-def test_usage_of_the_program(job: Job) -> None:
-    program = job.home / "bin" / "dynamiccl-arbiter"
-    for words, said in ([], "usage: "), (["x"], "usage: "), (["0"], "start it with 'dynamiccl-run"):
-        done = subprocess.run(
-            [program, *words], env={}, capture_output=True, text=True, check=False
-        )
-        assert (done.returncode, said in done.stderr) == (2, True)

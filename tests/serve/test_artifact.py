@@ -1,9 +1,7 @@
 """An artifact and its index: what they hold, and what is refused."""
 
 import contextlib
-import copy
 import hashlib
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +9,6 @@ import pytest
 
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.manifest import Support
-from dynamiccl.datasets.questions import allowed, table_supports
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UnknownName, UserError
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import (
@@ -20,69 +17,36 @@ from dynamiccl.serve.artifact import (
     PluginIndex,
     known_machines,
     open_artifact,
-    pick_table,
 )
 from dynamiccl.serve.explain import nccl_csv
-from dynamiccl.serve.export import verify_artifact
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
 from tests.cli.conftest import Shell, refused
-from tests.serve.brains import FIRST_BIN, NUM_BINS, SIZES, seal
+from tests.serve.brains import FIRST_BIN, NUM_BINS, SIZES
 
 TABLE = "tables/box/nodes1_ranks8.dct"
 
 
-@pytest.fixture(name="artifact")
-def artifact_fixture(small_artifact: Artifact) -> Artifact:
-    return small_artifact
-
-
-@pytest.fixture
-def copied(artifact: Artifact, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(artifact.directory, tmp_path / "copy"))
-
-
 def test_artifact_holds_a_table_that_acts_only_near_sizes_that_were_measured(
-    artifact: Artifact,
+    small_artifact: Artifact,
 ) -> None:
-    assert [(info.path, info.system) for info in artifact.tables] == [(TABLE, "box")]
-    assert artifact.tables[0].acting > 0
-    assert set(artifact.manifest.files) == {"policy.pt", "brain.pt", TABLE}
-    table = DecisionTable.read(artifact.directory / TABLE)
+    assert [(info.path, info.system) for info in small_artifact.tables] == [(TABLE, "box")]
+    assert small_artifact.tables[0].acting > 0
+    assert set(small_artifact.manifest.files) == {"policy.pt", "brain.pt", TABLE}
+    table = DecisionTable.read(small_artifact.directory / TABLE)
     assert (table.first_bin, table.num_bins) == (FIRST_BIN, NUM_BINS)
     for size in (SIZES[0] >> 2, SIZES[-1] << 2):
         assert all(table.lookup(collective, size) is None for collective in TUNED)
     assert all(table.lookup(Collective.Broadcast, size) is None for size in SIZES)
 
 
-def test_table_abstains_where_the_default_was_not_measured(artifact: Artifact) -> None:
-    (support,) = copy.deepcopy(table_supports(artifact.manifest))
-    measured = support.measured["AllReduce"]
-    measured["0"] = [b for b in measured["0"] if b < size_bin(1 << 20)]
-    bins = range(FIRST_BIN, FIRST_BIN + NUM_BINS)
-    mask = allowed(artifact.manifest, support, Collective.AllReduce, bins)[:, 0]
-    assert mask[: size_bin(1 << 19) - FIRST_BIN + 1].all()
-    assert not mask[size_bin(1 << 20) + 5 - FIRST_BIN :].any()
-
-
-def test_table_that_the_policy_does_not_decide_is_refused(artifact: Artifact, copied: Path) -> None:
-    table = DecisionTable.read(copied / TABLE)
-    rows = [[None] * NUM_BINS] * 5
-    idle = DecisionTable.from_configs(rows, num_nodes=1, num_ranks=8, first_bin=table.first_bin)
-    (copied / TABLE).write_bytes(idle.to_bytes())
-    seal(copied)
-    with pytest.raises(ArtifactMismatch, match=r"not what policy\.pt decides"):
-        verify_artifact(copied)
-    with pytest.raises(ArtifactMismatch, match="not yet an artifact"):
-        verify_artifact(artifact.directory.parent / "policy")
-
-
-def test_unknown_shape_and_system_list_the_choices(artifact: Artifact) -> None:
-    assert pick_table(artifact, 1, 8, None).path == TABLE
+def test_unknown_shape_and_system_list_the_choices(small_artifact: Artifact) -> None:
+    support, table = small_artifact.pick(1, 8, None)
+    assert (support.system, table) == ("box", DecisionTable.read(small_artifact.directory / TABLE))
     with pytest.raises(UnknownName, match=r"16 ranks on 2 nodes.*choose from 1x8"):
-        pick_table(artifact, 2, 16, None)
+        small_artifact.pick(2, 16, None)
     with pytest.raises(UnknownName, match="box"):
-        pick_table(artifact, 1, 8, "elsewhere")
+        small_artifact.pick(1, 8, "elsewhere")
 
 
 def test_nccl_csv_is_what_nvidias_example_tuner_reads() -> None:
@@ -220,5 +184,5 @@ def test_bind_command_binds_a_given_machine_and_a_kill_file_is_no_damage(
     assert said == f"{BOX}: belongs to box\n{copied}: now {PluginIndex.read(copied).sha256}\n"
     assert PluginIndex.read(copied).systems == {BOX: "box"}
     (copied / "kill").touch()
-    verify_artifact(copied)
+    open_artifact(copied)
     assert "is no fingerprint; one looks like" in refused(shell(*bind, "H100"), 2)

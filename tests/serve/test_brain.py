@@ -5,7 +5,6 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 from dynamiccl.datasets.history import Call
 from dynamiccl.errors import CorruptFile, UnknownName, UserError
-from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain import (
     POLICIES,
@@ -115,17 +114,12 @@ def test_question_is_read_as_it_was_written(small_artifact: Artifact, tmp_path: 
     [
         ({"artifact": "/none"}, "manifest.json"),
         ({"brain": []}, "unhashable"),
-        ({"forgotten": 1}, "not iterable"),
         ({"tasks": [[5, 80, 1, []]]}, "is in no table"),
-        ({"tasks": [[99, 80, 1, []]]}, "99 is not a valid Collective"),
         ({"tasks": [[4, 249, 1, []]]}, "in no table"),
-        ({"tasks": [[4, -1, 1, []]]}, "in no table"),
         ({"tasks": [[4, 80, 9, [[1, 1, 1, 1, 1, -1]] * 9]]}, "9 calls are more than"),
         ({"tasks": [[4, 80, 1, [[1, 1, 77, 1, 1, -1]]]]}, "77 is not a valid Algorithm"),
         ({"tasks": [[4, 80, 1, [[1, 1]]]]}, "not enough values"),
-        ({"tasks": [[4, 80]]}, "not enough values"),
         ({"table": "00"}, "the table"),
-        ({"table": "0g"}, "hexadecimal"),
     ],
 )
 def test_impossible_question_is_an_error(
@@ -137,13 +131,9 @@ def test_impossible_question_is_an_error(
     assert bad["number"] == good["number"] == 1
     assert why in bad["error"]
     assert "table" in good
-
-
-def test_line_that_is_no_question_is_an_error() -> None:
-    lines = [b"", b"\xff", b"GET /", b"[1]", b"7", b"{}", b'{"brain": 1}']
-    for answer in map(json.loads, answers(lines, CountingBrain)):
-        assert answer["number"] is None
-        assert answer["error"]
+    for line in (b"", b"\xff", b"GET /", b"[1]", b"{}"):
+        answer = json.loads(next(answers([line], CountingBrain)))
+        assert (answer["number"], bool(answer["error"])) == (None, True)
 
 
 def test_command_answers_line_by_line_with_a_policy_of_ones_own(
@@ -202,68 +192,21 @@ def own_table(artifact: Artifact) -> DecisionTable:
 def test_artifact_asks_the_policy(small_artifact: Artifact, tmp_path: Path) -> None:
     brain = POLICIES["artifact"](small_artifact)
     history = History((task(SIZE, *map(float, range(1, 9))),), None)
-    wanted = ScriptedBrain(small_artifact.directory / "brain.pt").decide(CONFIG, history.tasks)
+    wanted = ScriptedBrain(small_artifact.directory / "brain.pt").decide(CONFIG, history)
     assert brain.decide(CONFIG, history) == wanted
     assert brain.decide(BrainConfig("elsewhere", 1, 8), history) is None
     # One of an older release is refused.
     older = replace(small_artifact, directory=tmp_path)
-    with pytest.raises(UserError, match="export it again"):
+    with pytest.raises(CorruptFile, match="is not there, or of an older release; export the"):
         POLICIES["artifact"](older)
     shutil.copy(small_artifact.directory / "policy.pt", tmp_path / "brain.pt")  # it has no `decide`
     with pytest.raises(CorruptFile, match="older release; export the artifact again"):
         POLICIES["artifact"](older)
 
 
-def play(
-    artifact: Artifact,
-    time_us: Callable[[Config], float],
-    steps: int,
-    policy: str,
-) -> list[Config]:
-    """Let the search drive one task key; what was in force after each step."""
-    brain = POLICIES[policy](artifact)
-    in_force: DecisionTable | None = None
-    calls: list[Call] = []
-    played = []
-    noise = np.random.default_rng(9)
-    for _ in range(steps):
-        config = (in_force.at(*KEY) if in_force else None) or ABSTAIN
-        used = config if config != ABSTAIN else Config(Algorithm.Tree, Protocol.LL, 2)
-        for _ in range(4):
-            us = time_us(config) * noise.uniform(0.98, 1.02)
-            calls.append(Call(SIZE, us, used.algorithm, used.protocol, used.num_channels or 8))
-        window = KeyCalls(*KEY, tuple(calls[-8:]), len(calls))
-        in_force = brain.decide(CONFIG, History((window,), in_force)) or in_force
-        played.append(config)
-    return played
-
-
-def slowness(config: Config) -> float:
-    """Ring/LL128 is best, NCCL's own choice is second."""
-    if config == ABSTAIN:
-        return 60.0
-    return (
-        50.0 if config.protocol is Protocol.LL128 and config.algorithm is Algorithm.Ring else 90.0
-    )
-
-
 @pytest.fixture(scope="module")
 def hinted(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return make_artifact(tmp_path_factory.mktemp("hinted"), HintPolicy())
-
-
-@pytest.mark.parametrize("policy", ["autoccl", "search"])
-def test_tuners_settle_on_the_fastest_config_that_was_measured(
-    hinted: Artifact, policy: str
-) -> None:
-    played = play(hinted, slowness, 200, policy)
-    assert set(played) <= set(hinted.manifest.actions().configs)
-    assert played[0] == ABSTAIN
-    if policy == "autoccl":  # it goes through all subspaces
-        assert len(set(played)) > 6
-        assert set(played[-100:]) == {Config(Algorithm.Ring, Protocol.LL128)}
-    else:  # the hint is wrong, and what it expects to be slow is tried when it can be paid for
-        assert sum(slowness(config) > slowness(ABSTAIN) for config in played[-100:]) <= 5
 
 
 def test_a_tuner_that_is_started_anew_goes_on_from_the_table_in_force(hinted: Artifact) -> None:

@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
-from dynamiccl.serve.build import SOURCE_DIR, find_tool
+from dynamiccl.serve.build import build_plugin
 from dynamiccl.serve.table import DecisionTable
 from tests.conftest import Soak
 from tests.once import locked
@@ -58,12 +57,6 @@ def seeds_of_schedules() -> list[bytes]:
 SEEDS = {"table": seeds_of_tables, "schedule": seeds_of_schedules}
 
 
-def write_seeds(target: str, folder: Path) -> None:
-    folder.mkdir()
-    for number, seed in enumerate(SEEDS[target]()):
-        (folder / str(number)).write_bytes(seed)
-
-
 def find_clang(scratch: Path) -> tuple[str, str]:
     """A clang for C and the one for C++; skips the test where there is none, or no libFuzzer."""
     versions = ("", *(f"-{version}" for version in range(21, 11, -1)))
@@ -89,34 +82,21 @@ def fuzz_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The build directory with the fuzz targets."""
     c, cpp = find_clang(tmp_path_factory.mktemp("clang"))
     build = BUILDS / "fuzz"
-    # Not as -DCMAKE_CXX_COMPILER: given once more, it has CMake forget every other setting.
-    environment = os.environ | {"CC": c, "CXX": cpp}
-    with locked(BUILDS / "fuzz.lock"):
-        for command in (
-            [
-                find_tool("cmake"),
-                "-G",
-                "Ninja",
-                f"-DCMAKE_MAKE_PROGRAM={find_tool('ninja')}",
-                "-DDYNAMICCL_FUZZ=ON",
-                "-B",
-                str(build),
-                "-S",
-                str(SOURCE_DIR),
-            ],
-            [find_tool("cmake"), "--build", str(build)],
-        ):
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, check=False
-            )
-            assert done.returncode == 0, done.stdout + done.stderr
+    with locked(BUILDS / "fuzz.lock"), pytest.MonkeyPatch.context() as patch:
+        # Not as -DCMAKE_CXX_COMPILER: given once more, it has CMake forget every other setting.
+        patch.setenv("CC", c)
+        patch.setenv("CXX", cpp)
+        build_plugin(build, "-DDYNAMICCL_FUZZ=ON")
     return build
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("target", SEEDS)
 def test_no_input_crashes(target: str, fuzz_dir: Path, tmp_path: Path, soak: Soak) -> None:
-    write_seeds(target, tmp_path / "corpus")  # the fuzzer adds to it
+    corpus = tmp_path / "corpus"  # the fuzzer adds to it
+    corpus.mkdir()
+    for number, seed in enumerate(SEEDS[target]()):
+        (corpus / str(number)).write_bytes(seed)
     done = subprocess.run(
         [
             *_WITH_ITS_OWN_PEAK,
@@ -126,7 +106,7 @@ def test_no_input_crashes(target: str, fuzz_dir: Path, tmp_path: Path, soak: Soa
             "-timeout=10",
             "-rss_limit_mb=1024",
             f"-artifact_prefix={tmp_path}/",
-            str(tmp_path / "corpus"),
+            str(corpus),
         ],
         capture_output=True,
         text=True,

@@ -11,7 +11,6 @@ import pytest
 from dynamiccl.collect.on_node import node_facts
 from dynamiccl.libraries import check_fingerprint
 from dynamiccl.serve.build import PROBE_NAME
-from tests.cli.conftest import Shell
 from tests.collect import sysfs
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -28,11 +27,9 @@ def probe_fixture(plugin_path: Path) -> Path:
     return plugin_path.parent / PROBE_NAME
 
 
-def run(
-    probe: Path, root: Path, *arguments: object, key: str = ""
-) -> "subprocess.CompletedProcess[str]":
+def run(probe: Path, root: Path, key: str = "") -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [probe, "--facts", *map(str, arguments)],
+        [probe, "--facts"],
         env={"DYNAMICCL_TEST_ROOT": str(root), "DYNAMICCL_KEY_FILE": key},
         capture_output=True,
         text=True,
@@ -40,8 +37,8 @@ def run(
     )
 
 
-def ask(probe: Path, root: Path, *arguments: object) -> dict[str, Any]:
-    done = run(probe, root, *arguments)
+def ask(probe: Path, root: Path) -> dict[str, Any]:
+    done = run(probe, root)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 
@@ -144,37 +141,7 @@ def test_gpu_without_a_usable_name_gives_no_fingerprint(probe: Path, tmp_path: P
         gpu(root, 9, model)
         swept = node_facts(root / "sys", root / "proc")["node_fingerprint"]
         assert swept is None or model
-        done, key = run(probe, root, key="/gone"), "there is no such file"
+        done, key = run(probe, root, "/gone"), "there is no such file"
         why = "a GPU or NIC of this machine cannot be read in /proc or /sys"
         assert done.returncode == 4
         assert json.loads(done.stdout) == NOTHING | {"machine_problem": why, "key_problem": key}
-
-
-def test_probe_knows_an_artifact_and_whether_it_knows_the_machine(
-    probe: Path, artifact: Path, shell: Shell, tmp_path: Path
-) -> None:
-    dgx(tmp_path)
-    assert ask(probe, tmp_path, artifact) == NOTHING | {"machine": NODE}
-    bind = ("dynamiccl-deploy", "bind", artifact, "--fingerprint")
-    for nccl in ("22809", "23007"):
-        assert shell(*bind, f"{NODE};nccl={nccl}").code == 0
-    assert ask(probe, tmp_path, artifact)["systems"] == "22809=box 23007=box"
-
-
-def test_probe_says_what_is_wrong_with_an_artifact(
-    probe: Path, artifact: Path, tmp_path: Path
-) -> None:
-    (artifact / "plugin.index").write_text("dynamiccl-index\t2\n")
-    done = run(probe, tmp_path, artifact)
-    assert done.returncode == 3
-    assert json.loads(done.stdout)["artifact_problem"] == (
-        "it is not a DynamICCL index of format version 1"
-    )
-    done = run(probe, tmp_path, tmp_path / "nowhere")
-    assert json.loads(done.stdout)["artifact_problem"] == "there is no such file"
-
-
-def test_wrong_usage_of_the_probe(probe: Path, tmp_path: Path) -> None:
-    for arguments in (["--nccl"], ["a", "b"], ["-x"]):
-        done = run(probe, tmp_path, *arguments)
-        assert (done.returncode, done.stderr[:22]) == (2, "usage: dynamiccl-prepa")

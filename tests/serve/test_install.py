@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.libraries import JOB_NAMES, TUNER_NAME, VENDOR_NAME
-from dynamiccl.serve.artifact import PluginIndex
+from dynamiccl.serve.artifact import PluginIndex, open_artifact
 from dynamiccl.serve.build import BRAIN_NAME
-from dynamiccl.serve.export import verify_artifact
 from dynamiccl.serve.install import install, make_key
 from tests.cli.conftest import Done, Shell, refused
 from tests.cli.in_process import run
@@ -65,7 +64,7 @@ def test_what_is_written_is_there_and_nobody_else_may_change_it(home: Path) -> N
     assert stat.S_IMODE((home / "key").stat().st_mode) == 0o600
     assert len((home / "key").read_bytes()) >= 32
     assert (home / "bin" / "dynamiccl-run").stat().st_mode & 0o111
-    verify_artifact(home / "artifact")
+    open_artifact(home / "artifact")
     probe = [str(home / "bin/dynamiccl-prepare"), "--facts", str(home / "artifact")]
     said = subprocess.run(probe, capture_output=True, check=True).stdout
     assert b'"artifact_problem": ""' in said

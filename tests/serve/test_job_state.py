@@ -24,6 +24,7 @@ from tests.serve.brains import (
     CONFIG,
     FIRST_BIN,
     NUM_BINS,
+    decided,
     make_artifact,
     make_manifest,
     random_windows,
@@ -121,17 +122,17 @@ def test_python_brain_and_plugin_keep_the_same_state_for_a_whole_job(
     for job in range(2):
         brain, python = ScriptedBrain(stateful.directory / "brain.pt"), InPython(stateful)
         with Leader(torch_build_dir / BRAIN_NAME) as leader:
-            assert leader.table(artifact, CONFIG) == brain.decide(CONFIG, []) == python.table
+            assert leader.table(artifact, CONFIG) == decided(brain, []) == python.table
             for tasks in questions(job, calls):
                 expected = python.decide(tasks)
-                found = [brain.decide(CONFIG, tasks), leader.table(artifact, CONFIG, tasks)]
+                found = [decided(brain, tasks), leader.table(artifact, CONFIG, tasks)]
                 asked += 1
                 for index, table in enumerate(found):
                     assert table is not None
                     differing[index] += (table.entries != expected.entries).sum()
                 if asked % 20 == 0:  # the same question to a brain that has heard nothing else
                     alone = ScriptedBrain(stateful.directory / "brain.pt")
-                    remembered += int(alone.decide(CONFIG, tasks) != expected)
+                    remembered += int(decided(alone, tasks) != expected)
     assert asked > calls / 17
     assert remembered > 0, "the state changes no decision: the test shows nothing"
     assert (differing <= 0.001 * asked * len(KEYS)).all(), differing
@@ -143,10 +144,10 @@ def test_what_was_asked_before_without_a_new_call_leaves_the_state_alone(
     once, often = (ScriptedBrain(stateful.directory / "brain.pt") for _ in range(2))
     for tasks in questions(1, 300):
         for _ in range(3):
-            often.decide(CONFIG, tasks)
-        assert once.decide(CONFIG, tasks) is not None
+            decided(often, tasks)
+        assert decided(once, tasks) is not None
     last = tasks
-    assert once.decide(CONFIG, last) == often.decide(CONFIG, last)
+    assert decided(once, last) == decided(often, last)
 
 
 def test_a_rollout_unrolls_as_it_was_stepped() -> None:

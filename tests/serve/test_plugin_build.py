@@ -6,7 +6,6 @@ import pytest
 
 from dynamiccl import libraries
 from dynamiccl.errors import MissingPath, PluginError
-from dynamiccl.libraries import TUNER_NAME
 from dynamiccl.serve import build
 
 
@@ -19,21 +18,6 @@ def own_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.setattr(build, "SOURCE_DIR", source)
     return source
-
-
-@pytest.mark.soak
-def test_command_builds_without_the_tests_folder_and_prints_the_plugin(
-    own_source: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert not (own_source / "tests").exists()  # as in the wheel
-    plugin = tmp_path / "build" / TUNER_NAME
-    monkeypatch.setattr(sys, "argv", ["build", "--dir", str(plugin.parent)])
-    build.main()
-    assert capsys.readouterr().out == f"{plugin}\n"
-    assert build.find_plugin(plugin) == plugin
 
 
 def test_compiler_error_is_shown(own_source: Path, tmp_path: Path) -> None:

@@ -6,67 +6,29 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME, VENDOR_NAME
 from dynamiccl.serve.artifact import PluginIndex
-from dynamiccl.serve.export import verify_artifact
 from dynamiccl.serve.install import install
+from tests.serve.abi import compiled
+from tests.serve.conftest import MACHINE, Runner
 
 #: The strictest comes first; what all of them do is tested once.
 SHELLS = [found for found in map(shutil.which, ("dash", "bash")) if found]
-#: The made-up machine that has nothing.
-MACHINE = "gpu=none*0;mig=0;nic=none*0"
-
-
-@pytest.fixture(name="home")
-def home_fixture(artifact: Path, plugin_path: Path, tmp_path: Path) -> Path:
-    PluginIndex.read(artifact).bound("box", f"{MACHINE};nccl=22809").write(artifact)
-    (tmp_path / "machine").mkdir()
-    return install(artifact, tmp_path / "home", plugin_path).directory
-
-
-class Runner:
-    """Runs the wrapper with an environment that is all its own."""
-
-    def __init__(self, home: Path, shell: str, tmp_path: Path) -> None:
-        self.home = home
-        self._shell = shell
-        self._base = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(tmp_path),
-            "DYNAMICCL_TEST_ROOT": str(tmp_path / "machine"),
-        }
-
-    def __call__(
-        self, *arguments: str, env: Mapping[str, str] | None = None
-    ) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [self._shell, str(self.home / "bin" / "dynamiccl-run"), *arguments],
-            env={**self._base, **(env or {})},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    def shown(self, *options: str, said: str = "", **env: str) -> dict[str, str]:
-        done = self(*options, "env", env=env)
-        assert done.returncode == 0, done.stderr
-        assert said in done.stderr if said else done.stderr == ""
-        return dict(line.split("=", 1) for line in done.stdout.splitlines())
 
 
 @pytest.fixture(name="run")
-def run_fixture(home: Path, tmp_path: Path) -> Runner:
-    return Runner(home, SHELLS[0], tmp_path)
+def run_fixture(home: Path) -> Runner:
+    return Runner(home, SHELLS[0])
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=os.path.basename)
 def test_all_shells_do_alike(shell: str, run: Runner, tmp_path: Path) -> None:
-    other = Runner(run.home, shell, tmp_path)
+    other = Runner(run.home, shell)
     same = {"DYNAMICCL_JOB_ID": "one", "SLURM_JOB_ID": "12", "MASTER_PORT": os.urandom(4).hex()}
     for options in ((), ("--mode=adaptive",), ("--mode", "observe")):
         ours, theirs = (
@@ -101,15 +63,17 @@ def test_command_gets_all_that_it_needs(run: Runner) -> None:
     assert shown["DYNAMICCL_WORD"] == "1"
     assert not shown.keys() & {"DYNAMICCL_ARBITER", "DYNAMICCL_PROBLEM", "DYNAMICCL_MODE"}
     assert run.shown()["DYNAMICCL_JOB"] != shown["DYNAMICCL_JOB"]
-
-
-def test_mode_adaptive_has_an_arbiter_on_one_host_too(run: Runner) -> None:
+    # Mode adaptive has an arbiter on one host, too.
     port = os.urandom(4).hex()  # names a job that runs nowhere else on this machine
-    shown = run.shown("--mode=adaptive", MASTER_PORT=port)
-    assert Path(shown["DYNAMICCL_ARTIFACT"]) == run.home / "artifact"
-    assert shown["DYNAMICCL_JOB_ID"] == port
-    assert re.fullmatch(r"127\.0\.0\.1:[23]\d{4}", shown["DYNAMICCL_ARBITER"])
-    assert shown["DYNAMICCL_WORD"] == "1"
+    adaptive = run.shown("--mode=adaptive", MASTER_PORT=port)
+    assert Path(adaptive["DYNAMICCL_ARTIFACT"]) == run.home / "artifact"
+    assert (adaptive["DYNAMICCL_JOB_ID"], adaptive["DYNAMICCL_WORD"]) == (port, "1")
+    assert re.fullmatch(r"127\.0\.0\.1:[23]\d{4}", adaptive["DYNAMICCL_ARBITER"])
+    # Switched off it is not there.
+    off = run.shown(DYNAMICCL_DISABLE="1")
+    assert {name for name in off if name.startswith(("NCCL", "DYNAMICCL"))} == {
+        *("DYNAMICCL_DISABLE", "DYNAMICCL_TEST_ROOT")
+    }
 
 
 def test_command_takes_its_words_and_its_exit_code_along(run: Runner) -> None:
@@ -128,7 +92,10 @@ def test_command_takes_its_words_and_its_exit_code_along(run: Runner) -> None:
     assert run("--help").stdout.startswith("usage: dynamiccl-run")
 
 
-THEIRS, TAKEN = "/opt/libnccl-tuner.so", "mode {} needs the profiler's place, and inspector has it"
+THEIRS, TAKEN = (
+    "/opt/libnccl-tuner.so",
+    "mode adaptive needs the profiler's place, and inspector has it",
+)
 LOSES = "NCCL_CTA_POLICY is {}"
 #: Mode, the job's setting NCCL_..., tuner and profiler then (None: NCCL loads none), what is said.
 LOADED = [
@@ -137,22 +104,16 @@ LOADED = [
     ("observe", "", None, PROFILER_NAME, ""),
     # A vendor's tuner is asked first.
     ("table", f"TUNER_PLUGIN={THEIRS}", VENDOR_NAME, VENDOR_NAME, f"has {THEIRS} asked before"),
-    ("table", "TUNER_PLUGIN=none", TUNER_NAME, TUNER_NAME, ""),
     ("table", f"TUNER_PLUGIN=/elsewhere/{TUNER_NAME}", TUNER_NAME, TUNER_NAME, ""),
-    ("table", f"TUNER_PLUGIN={TUNER_NAME}", TUNER_NAME, TUNER_NAME, ""),
     ("adaptive", f"TUNER_PLUGIN={THEIRS}", THEIRS, None, "mode adaptive asks no other tuner"),
-    ("observe", f"TUNER_PLUGIN={THEIRS}", THEIRS, PROFILER_NAME, ""),
     # The tuner needs a profiler's place on NCCL 2.27 alone, and takes it from nobody.
     ("table", "PROFILER_PLUGIN=NONE", TUNER_NAME, TUNER_NAME, ""),
     ("table", f"PROFILER_PLUGIN=/elsewhere/{PROFILER_NAME}", TUNER_NAME, TUNER_NAME, ""),
     ("table", "PROFILER_PLUGIN=inspector", TUNER_NAME, "inspector", ""),
-    ("adaptive", "PROFILER_PLUGIN=inspector", None, "inspector", TAKEN.format("adaptive")),
-    ("observe", "PROFILER_PLUGIN=inspector", None, "inspector", TAKEN.format("observe")),
+    ("adaptive", "PROFILER_PLUGIN=inspector", None, "inspector", TAKEN),
     # What any tuner would disable is left alone.
-    *(
-        ("table", f"CTA_POLICY={value}", None, None, LOSES.format(value))
-        for value in ("EFFICIENCY", "efficiency", "1", "3")
-    ),
+    ("table", "CTA_POLICY=efficiency", None, None, LOSES.format("efficiency")),
+    ("table", "CTA_POLICY=3", None, None, LOSES.format("3")),
     ("table", "CTA_POLICY=2", TUNER_NAME, TUNER_NAME, ""),
     ("observe", "CTA_POLICY=1", None, PROFILER_NAME, ""),
     ("table", "ENQUEUE_REARCH_ENABLE=1", None, None, "NCCL_ENQUEUE_REARCH_ENABLE is 1"),
@@ -201,36 +162,19 @@ def test_what_the_wrapper_calls_its_own_things_is_no_variable_of_the_jobs(run: R
     assert own.items() <= run.shown(**own).items()
 
 
-def test_switched_off_it_is_not_there(run: Runner) -> None:
-    shown = run.shown(DYNAMICCL_DISABLE="1")
-    assert {name for name in shown if name.startswith(("NCCL", "DYNAMICCL"))} == {
-        "DYNAMICCL_DISABLE",
-        "DYNAMICCL_TEST_ROOT",
-    }
-
-
 @pytest.fixture(name="opt")
 def opt_fixture(tmp_path: Path) -> Path:
     """A folder with network plugins: AWS's, which is a tuner too, and one that is none."""
     folder = tmp_path / "opt with space"
     folder.mkdir()
-    source = tmp_path / "net.c"
     for name, symbol in (("ofi", "ncclTunerPlugin_v6"), ("ib", "ncclNetPlugin_v8")):
-        source.write_text(f"int {symbol}[4];\n")
-        to = folder / f"libnccl-net-{name}.so"
-        subprocess.run(["cc", "-shared", "-fPIC", "-s", "-o", to, source], check=True)
+        compiled(folder / f"libnccl-net-{name}.so", f"int {symbol}[4];\n", "-s")
     return folder
 
 
 @pytest.mark.parametrize(
     ("named", "asked"),
-    [
-        ("ofi", "libnccl-net-ofi.so"),
-        ("libnccl-net-ofi.so", "libnccl-net-ofi.so"),
-        ("ib,ofi", "libnccl-net-ofi.so"),
-        ("{opt}/libnccl-net-ofi.so", "{opt}/libnccl-net-ofi.so"),
-        (None, "libnccl-net.so"),
-    ],
+    [("ib,ofi", "libnccl-net-ofi.so"), ("{opt}/libnccl-net-ofi.so",) * 2, (None, "libnccl-net.so")],
 )
 def test_a_tuner_in_the_network_plugin_is_asked_first(
     named: str | None, asked: str, run: Runner, opt: Path
@@ -240,25 +184,20 @@ def test_a_tuner_in_the_network_plugin_is_asked_first(
     env = {"LD_LIBRARY_PATH": f":/nowhere:{opt}"}
     env |= {} if named is None else {"NCCL_NET_PLUGIN": named.format(opt=opt)}
     shown = run.shown(said=f"has {asked} asked before ours", **env)
-    assert shown["DYNAMICCL_NEXT_TUNER"] == asked
-    assert shown["NCCL_TUNER_PLUGIN"].endswith(VENDOR_NAME)
-    again = run.shown(**shown)  # as each rank of a job that was started so
-    assert again["DYNAMICCL_NEXT_TUNER"] == asked
-    assert again["NCCL_TUNER_PLUGIN"].endswith(VENDOR_NAME)
+    for found in (shown, run.shown(**shown)):  # again, as each rank of a job that was started so
+        assert found["DYNAMICCL_NEXT_TUNER"] == asked
+        assert found["NCCL_TUNER_PLUGIN"].endswith(VENDOR_NAME)
     said = f"loads nothing: mode adaptive asks no other tuner, and NCCL has {asked}"
     assert "NCCL_TUNER_PLUGIN" not in run.shown("--mode=adaptive", said=said, **env)
     # NCCL looks there only where it is told of no tuner.
     said = "has /opt/t.so asked before ours"
     theirs = run.shown(NCCL_TUNER_PLUGIN="/opt/t.so", said=said, **env)
     assert theirs["DYNAMICCL_NEXT_TUNER"] == "/opt/t.so"
-    assert run.shown(NCCL_TUNER_PLUGIN="none", **env)["NCCL_TUNER_PLUGIN"].endswith(TUNER_NAME)
-
-
-def test_a_network_plugin_without_a_tuner_displaces_none(run: Runner, opt: Path) -> None:
-    for named in ("ib", "none", "gone", "/gone/libnccl-net-ofi.so"):
-        shown = run.shown(LD_LIBRARY_PATH=str(opt), NCCL_NET_PLUGIN=named)
+    env["NCCL_TUNER_PLUGIN"] = "none"
+    assert run.shown(**env)["NCCL_TUNER_PLUGIN"].endswith(TUNER_NAME)
+    for none in ("ib", "none", "gone", "/gone/libnccl-net-ofi.so"):
+        shown = run.shown(LD_LIBRARY_PATH=str(opt), NCCL_NET_PLUGIN=none)
         assert "DYNAMICCL_NEXT_TUNER" not in shown
-        assert shown["NCCL_TUNER_PLUGIN"].endswith(TUNER_NAME)
 
 
 def test_libraries_that_nccl_loads_unasked_keep_their_places(run: Runner, opt: Path) -> None:
@@ -276,7 +215,7 @@ def test_libraries_that_nccl_loads_unasked_keep_their_places(run: Runner, opt: P
         (lambda home: (home / "artifact/plugin.index").chmod(0o666), "others may write to it"),
         (lambda home: (home / "artifact/plugin.index").write_text("x\n"), "not a DynamICCL index"),
         (lambda home: (home / "artifact/plugin.index").write_text("x"), "it is cut off"),
-        (lambda home: rebind(home, "other"), f"does not know this machine, {MACHINE}; see"),
+        (lambda home: replaced(home, "nic=none", "nic=x"), "does not know this machine, gpu=none"),
         (lambda home: (home.parent / "machine/proc/driver/nvidia/gpus/0").mkdir(parents=True),
          "a GPU or NIC of this machine cannot be read"),
     ],
@@ -292,19 +231,17 @@ def test_what_keeps_it_from_a_table_is_a_problem_and_the_command_runs(
     run.shown(RANK="1", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
 
 
-def rebind(home: Path, nic: str) -> None:
-    """Let the artifact know another machine than this one."""
+def replaced(home: Path, before: str, after: str) -> None:
     index = home / "artifact" / "plugin.index"
-    index.write_text(index.read_text().replace("nic=none", f"nic={nic}"))
+    index.write_text(index.read_text().replace(before, after))
 
 
 def test_a_machine_of_two_names_has_none_and_another_release_may_have_one(run: Runner) -> None:
-    index = run.home / "artifact" / "plugin.index"
     line = f"system\tbox\t{MACHINE};nccl=22809\n"
     other = line.replace("box", "box-2")
-    index.write_text(index.read_text().replace(line, line + other + line.replace("22809", "23007")))
+    replaced(run.home, line, line + other + line.replace("22809", "23007"))
     assert run.shown()["DYNAMICCL_SYSTEMS"] == "23007=box"
-    index.write_text(index.read_text().replace(line, other.replace("22809", "22907")))
+    replaced(run.home, line, other.replace("22809", "22907"))
     assert run.shown()["DYNAMICCL_SYSTEMS"] == "22809=box-2 22907=box-2 23007=box"
     assert run.shown(DYNAMICCL_SYSTEM="box")["DYNAMICCL_SYSTEMS"] == "23007=box"
     said = "does not know this machine as DYNAMICCL_SYSTEM=x"
@@ -322,12 +259,9 @@ def test_a_job_that_was_installed_over_keeps_its_tables(
     for shown in (before, after):
         assert list(Path(shown["DYNAMICCL_TABLES"], "box").glob("*.dct"))
     assert after["DYNAMICCL_KILL_FILE"] == before["DYNAMICCL_KILL_FILE"]
-
-
-def test_kill_file_at_the_start_is_told_and_stays_no_problem_for_later(run: Runner) -> None:
-    (run.home / "artifact" / "kill").touch()
-    shown = run.shown(said="artifact/kill is there")
-    assert "DYNAMICCL_PROBLEM" not in shown
+    # A kill file at the start is told, and is no problem of later communicators.
+    Path(after["DYNAMICCL_KILL_FILE"]).touch()
+    assert "DYNAMICCL_PROBLEM" not in run.shown(said="artifact/kill is there")
 
 
 def test_a_preparation_that_fails_is_a_problem_and_the_command_runs(run: Runner) -> None:
@@ -434,11 +368,8 @@ int nvmlDeviceGetGpuFabricInfo(void *gpu, unsigned char *info) {
 
 
 def fake_nvml(folder: Path, **macros: int) -> None:
-    (folder / "nvml.c").write_text(FAKE_NVML)
     defined = [f"-D{name}={value}" for name, value in macros.items()]
-    library = folder / "libnvidia-ml.so.1"
-    command = ["cc", "-shared", "-fPIC", *defined, "-o", str(library), str(folder / "nvml.c")]
-    subprocess.run(command, check=True)
+    compiled(folder / "libnvidia-ml.so.1", FAKE_NVML, *defined)
 
 
 TWO_HOSTS = {"MASTER_ADDR": "127.0.0.1", "RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
@@ -464,17 +395,9 @@ def test_word_is_for_ranks_that_are_surely_on_one_host(
     (gpu / "information").write_text("Model: \t NVIDIA Test GPU\n")
     if nvml is not None:
         fake_nvml(tmp_path, **nvml)
-    elif (
-        "libnvidia-ml"
-        in subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
-    ):
+    elif b"libnvidia-ml" in subprocess.run(["ldconfig", "-p"], stdout=-1, check=False).stdout:
         pytest.skip("this machine has NVML")
-    env = {
-        **TWO_HOSTS,
-        "LD_LIBRARY_PATH": str(tmp_path),
-        "DYNAMICCL_MODE": "observe",
-        **env,
-    }
+    env = TWO_HOSTS | {"LD_LIBRARY_PATH": str(tmp_path), "DYNAMICCL_MODE": "observe"} | env
     assert run.shown(**env)["DYNAMICCL_WORD"] == word
 
 
@@ -511,18 +434,15 @@ def test_user_who_cannot_read_the_key_gets_one_of_his_own(run: Runner, tmp_path:
     assert [path.name for path in key.parent.iterdir()] == ["key"]
 
 
-def test_incomplete_installation_is_exit_4(run: Runner) -> None:
-    (run.home / "env.sh").unlink()
-    done = run("env")
-    assert done.returncode == 4
-    assert "dynamiccl-deploy install" in done.stderr
-
-
-def test_wrapper_is_found_at_any_place(run: Runner, tmp_path: Path) -> None:
+def test_wrapper_is_found_at_any_place_and_says_where_it_is_incomplete(
+    run: Runner, tmp_path: Path
+) -> None:
     """As where a container mounts the installation elsewhere."""
-    verify_artifact(run.home / "artifact")
     shutil.copytree(run.home, tmp_path / "mounted", symlinks=True)
     run.home = tmp_path / "mounted"
     shown = run.shown()
-    assert Path(shown["DYNAMICCL_ARTIFACT"]) == tmp_path / "mounted" / "artifact"
-    assert Path(shown["DYNAMICCL_TABLES"]).is_relative_to(tmp_path / "mounted")
+    assert Path(shown["DYNAMICCL_ARTIFACT"]) == run.home / "artifact"
+    assert Path(shown["DYNAMICCL_TABLES"]).is_relative_to(run.home)
+    (run.home / "env.sh").unlink()
+    done = run("env")
+    assert (done.returncode, "dynamiccl-deploy install" in done.stderr) == (4, True)

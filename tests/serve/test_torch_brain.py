@@ -1,7 +1,6 @@
 """dynamiccl-brain: the artifact's policy in C++, the same as in Python."""
 
 import json
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -36,11 +35,6 @@ def random_history(seed: int) -> list[KeyCalls]:
     return [KeyCalls(*key, window, len(window)) for key, window in zip(keys, windows, strict=True)]
 
 
-@pytest.fixture
-def copied(small_artifact: Artifact, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(small_artifact.directory, tmp_path / "copy"))
-
-
 @pytest.fixture(scope="module", name="brain")
 def brain_fixture(torch_build_dir: Path) -> Iterator[Leader]:
     with Leader(torch_build_dir / BRAIN_NAME) as leader:
@@ -66,7 +60,7 @@ def test_decides_as_the_table_says_and_as_python_does_on_a_history(
     for seed in range(5):
         tasks = random_history(seed)
         decided = brain.table(artifact, CONFIG, tasks)
-        assert decided == python.decide(CONFIG, tasks)
+        assert decided == decided(python, tasks)
         assert decided != table
         assert decided == brain.table(artifact, CONFIG, tasks, brain=2 + 300 * seed)
     assert brain.table(artifact, CONFIG) == table  # nothing is remembered but what it is told

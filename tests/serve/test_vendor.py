@@ -16,12 +16,7 @@ from dynamiccl.errors import PluginError
 from dynamiccl.libraries import VENDOR_NAME
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.table import DecisionTable
-from tests.serve.abi import (
-    Communicator,
-    TunerPlugin,
-    loopback_environment,
-    write_bare_artifact,
-)
+from tests.serve.abi import Communicator, TunerPlugin, loopback_environment, write_bare_artifact
 
 OURS = Config(Algorithm.Ring, Protocol.Simple, 8)
 #: A vendor's library, NCCL's ABI, and the vendor's struct that is asked then.
@@ -150,11 +145,8 @@ def test_chunk_sizes_are_theirs(
     monkeypatch.setenv("WILFUL_CHUNK", "4096")
     with both.communicator(6) as asked:
         taken(asked)
-        chunk_bytes = ctypes.c_size_t(1 << 19)
-        part = (int(Collective.AllReduce), 1 << 20, int(Algorithm.Ring), int(Protocol.Simple), 1)
-        ask = asked._struct.get_chunk_size
-        assert ask(asked._context, *part, ctypes.byref(chunk_bytes)) == 0
-    assert chunk_bytes.value == 4096
+        cell = (Algorithm.Ring, Protocol.Simple)
+        assert asked.chunk_bytes(cell, 1 << 19, Collective.AllReduce) == 4096
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from dynamiccl.serve.brain_module import write_brain
 from dynamiccl.serve.build import BRAIN_NAME
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.train.policy import save_script
-from dynamiccl.train.trigger import HALF_LIFE, Detector, TriggerModule
-from tests.serve.brains import CONFIG, FIRST_BIN
+from dynamiccl.train.trigger import Detector, TriggerModule
+from tests.serve.brains import CONFIG, FIRST_BIN, decided
 from tests.serve.leader import Leader
 
 SIZE = 1 << 20
@@ -104,7 +104,7 @@ def call_of_job(random: np.random.Generator, key: int, slowness: float) -> Call:
 
 def level_of_last(brain: ScriptedBrain, calls: list[Call], num_timed: int | None) -> float:
     task = KeyCalls(Collective.AllReduce, 80, tuple(calls), num_timed)
-    return float(brain.interference([task], np.array([80]))[0, -1])
+    return float(brain.interference([task])[0, -1])
 
 
 def call(time_us: float, protocol: Protocol = Protocol.LL, level: float | None = None) -> Call:
@@ -123,23 +123,8 @@ def test_a_brain_finds_what_the_trigger_finds_call_by_call(
 ) -> None:
     brain, random = ScriptedBrain(watching.directory / "brain.pt"), np.random.default_rng(0)
     for tasks, wanted in watched_questions(Detector.load(trigger), random, 30):
-        found = brain.interference(tasks, np.arange(WATCHED_KEYS))
+        found = brain.interference(tasks)
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
-
-
-def test_the_detector_in_python_is_the_one_that_is_exported(
-    module: TriggerModule, trigger: Path
-) -> None:
-    random = np.random.default_rng(0)
-    times = np.exp(4.0 + 0.05 * random.standard_normal((120, 5)))
-    times[70:, :3] *= 1.4
-    ours, loaded = Detector(module), Detector.load(trigger)
-    for row in times:
-        alarm, level = ours.observe(np.arange(5), np.log(row), np.full(5, np.log(SIZE)))
-        again, same = loaded.observe(np.arange(5), np.log(row), np.full(5, np.log(SIZE)))
-        assert alarm.tolist() == again.tolist()
-        np.testing.assert_allclose(level, same, atol=1e-5)
-    assert alarm.tolist() == [1, 1, 1, 0, 0]
 
 
 def test_a_call_that_is_shown_again_is_not_seen_again(watching: Artifact) -> None:
@@ -166,34 +151,6 @@ def test_interference_is_unknown_without_a_trigger_or_a_count_and_what_is_known_
         assert level == 0.25
 
 
-def test_each_config_has_a_quiet_time_of_its_own(watching: Artifact) -> None:
-    brain = ScriptedBrain(watching.directory / "brain.pt")
-    levels = [
-        level_of_last(brain, [call(50.0 if count % 2 else 150.0, Protocol(count % 2))], count)
-        for count in range(1, 80)
-    ]
-    assert set(levels[:32]) == {-1.0}
-    assert max(levels[32:]) < 0.05
-
-
-def test_what_one_config_felt_is_told_under_another_and_fades(watching: Artifact) -> None:
-    brain = ScriptedBrain(watching.directory / "brain.pt")
-    half = int(HALF_LIFE)
-    calls = [*slowing(100, 60), *(call(80.0, Protocol.Simple) for _ in range(2 * half))]
-    levels = [
-        level_of_last(brain, calls[max(count - 8, 0) : count], count)
-        for count in range(1, len(calls) + 1)
-    ]
-    assert levels[99] == pytest.approx(1.0, abs=0.1)
-    # The other config does not feel it: its own level would be unknown, and then zero.
-    assert levels[99 + half] == pytest.approx(0.5, abs=0.05)
-    assert levels[99 + 2 * half] == pytest.approx(0.25, abs=0.03)
-    back = [*calls, *(call(50.0) for _ in range(12))]
-    for count in range(len(calls) + 1, len(back) + 1):
-        level = level_of_last(brain, back[count - 8 : count], count)
-    assert level < 0.05  # it is asked again, and says that it is over
-
-
 def test_streams_beyond_the_most_say_nothing_of_their_own(
     small_artifact: Artifact, trigger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,7 +173,7 @@ def test_levels_change_what_a_policy_decides(
     with_levels = ScriptedBrain(watching.directory / "brain.pt")
     without = ScriptedBrain(small_artifact.directory / "brain.pt")
     pairs = [
-        (with_levels.decide(CONFIG, tasks), without.decide(CONFIG, tasks))
+        (decided(with_levels, tasks), decided(without, tasks))
         for tasks in questions(trigger, 0, 30)
     ]
     assert pairs[0][0] == pairs[0][1]  # nothing is known yet
@@ -262,7 +219,7 @@ def test_the_plugins_runtime_decides_as_python_does(
     with Leader(torch_build_dir / BRAIN_NAME) as leader:
         for tasks in questions(trigger, 0, 40):
             told = [task for task in tasks if task.calls]
-            assert leader.table(watching.directory, CONFIG, told) == brain.decide(CONFIG, told)
+            assert leader.table(watching.directory, CONFIG, told) == decided(brain, told)
 
 
 def test_brains_of_two_communicators_do_not_mix(watching: Artifact, trigger: Path) -> None:

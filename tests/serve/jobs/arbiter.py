@@ -1,22 +1,22 @@
 """The arbiter of a job, as dynamiccl-run starts it, and what may stand between it and the ranks."""
 
 import os
+import random
 import re
 import secrets
-import select
 import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Self
 
 from dynamiccl.serve.build import SOURCE_DIR
 from tests.serve.jobs.play import clean_environment
-from tests.serve.jobs.setting import KEY
+from tests.serve.jobs.setting import KEY, Setting
 
 
 def bytes_of(message: str) -> int:
@@ -34,6 +34,17 @@ VOTE_KIND: Final = 116
 REPLY_KIND: Final = 4
 VOTES: Final = {1: "vote", 2: "confirm", 3: "recall"}
 REPLIES: Final = {1: "still there?", 2: "table", 3: "abstain", 4: "stranger"}
+#: Where sanitizers report what they find in the arbiter.
+REPORT: Final = "arbiter-report"
+#: All limits of agree/vote.h are a tenth: what stops and cuts of a job may last is 30 s.
+LIMIT_MS: Final = 1000
+#: Often enough for a job of a second; on a busy machine ranks wait longer than a job may afford.
+OFTEN: Final = {
+    "DYNAMICCL_LOOK_INTERVAL_S": "0.05",
+    "DYNAMICCL_PROBE_CALLS": "200",
+    "DYNAMICCL_STOP_PERCENT": "100",
+    "DYNAMICCL_TEST_LIMIT_MS": str(LIMIT_MS),
+}
 
 
 class Arbiter:
@@ -142,74 +153,165 @@ def send(pid: int, number: signal.Signals) -> None:
 
 
 class Between:
-    """A proxy before an arbiter: hands on whole messages, until something happens at one of them.
+    """A proxy before an arbiter: hands on what comes, until something happens.
 
-    `then` is called before the first message of the kind `when` is handed on, or at once. It may
-    `disturb` what comes from there on.
+    `then` is called before the first message of the kind `when` is handed on, or at once; it may
+    `disturb` what comes from there on. In `init`, whose messages have no bodies.
+
+    Of the connections' directions a `share` breaks, or goes silent. `answers`: how many bytes the
+    first connections are answered with; it is silent then, and on all later ones.
     """
 
-    def __init__(self, port: int, then: Callable[["Between"], object], when: str = "") -> None:
-        self._to, self._then, self._when = port, then, when
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+    def __init__(
+        self,
+        port: int,
+        then: Callable[["Between"], object] | None = None,
+        when: str = "",
+        *,
+        seed: int = 0,
+        share: float = 0,
+        answers: Sequence[int] | None = None,
+    ) -> None:
+        self._to, self._then, self._when = ("127.0.0.1", port), then, when
+        self._draw, self._share = random.Random(seed), share
+        self._answers = None if answers is None else dict(enumerate(answers, 1))
+        self._opened = [socket.create_server(("127.0.0.1", 0), backlog=64)]
+        self.address = f"127.0.0.1:{self._opened[0].getsockname()[1]}"
+        #: How many have come.
+        self.num_connections = 0
         #: How many messages of each kind were handed on.
         self.passed = dict.fromkeys([*VOTES.values(), *REPLIES.values()], 0)
         self._lock = threading.Lock()
         self._how, self._until = "", 0.0
-        self._is_over = False
-        self._threads = [threading.Thread(target=self._accept)]
+        self._thread = threading.Thread(target=self._accept)
 
     def __enter__(self) -> Self:
-        if not self._when:
+        if self._then and not self._when:
             self._then(self)
-        self._threads[0].start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._is_over = True
-        for thread in self._threads:
-            thread.join()
-        self._listener.close()
+        shut(*self._opened)
+        self._thread.join()
+        for each in self._opened:
+            each.close()
 
     def disturb(self, how: str, seconds: float = 600) -> None:
         """`close` what is connected and each new connection, or `swallow` all messages."""
         self._how, self._until = how, time.monotonic() + seconds
+        if how == "close":
+            shut(*self._opened[1:])
 
     def _does(self, how: str) -> bool:
         return self._how == how and time.monotonic() < self._until
 
     def _accept(self) -> None:
-        while not self._is_over:
-            if select.select([self._listener], [], [], 0.05)[0]:
-                rank, _ = self._listener.accept()
-                thread = threading.Thread(target=self._serve, args=(rank,))
-                self._threads.append(thread)
-                thread.start()
+        with suppress(OSError):  # it is shut
+            while True:
+                near, _ = self._opened[0].accept()
+                self._opened.append(near)
+                self.num_connections += 1
+                most = None
+                if self._answers is not None:
+                    most = self._answers.get(self.num_connections, 0)
+                threading.Thread(target=self._join, args=(near, most), daemon=True).start()
 
-    def _serve(self, rank: socket.socket) -> None:
-        with rank, socket.socket() as arbiter, suppress(OSError):
+    def _join(self, near: socket.socket, most: int | None) -> None:
+        try:
             if self._does("close"):
-                return
-            arbiter.settimeout(5)
-            arbiter.connect(("127.0.0.1", self._to))
-            while not self._is_over:
-                for side in select.select([rank, arbiter], [], [], 0.02)[0]:
-                    size = VOTE_BYTES if side is rank else REPLY_BYTES
-                    message = side.recv(size, socket.MSG_WAITALL)
-                    if len(message) < size:
-                        return
-                    self._hand_on(message, arbiter if side is rank else rank)
-                if self._does("close"):
-                    return
+                raise ConnectionError
+            far = socket.create_connection(self._to, timeout=5)
+        except OSError:
+            shut(near)
+            return
+        far.settimeout(None)
+        self._opened.append(far)
+        back = threading.Thread(target=self._pump, args=(far, near, REPLY_BYTES, most), daemon=True)
+        back.start()
+        self._pump(near, far, VOTE_BYTES, None)
+
+    def _pump(
+        self, source: socket.socket, target: socket.socket, size: int, most: int | None
+    ) -> None:
+        breaks = self._draw.random() < self._share
+        left = self._draw.randrange(1, 600) if breaks else 1 << 60
+        is_silent = self._draw.random() < 0.5
+        if most is not None:
+            left, is_silent = most, True
+        with suppress(OSError):
+            while left > 0:
+                if self._then is None:
+                    part = source.recv(4096)[:left]
+                else:
+                    part = source.recv(size, socket.MSG_WAITALL)
+                if not part or (self._then and len(part) < size):
+                    break
+                left -= len(part)
+                if self._then is None:
+                    target.sendall(part)
+                else:
+                    self._hand_on(part, target)
+        if left > 0 or not is_silent:  # else nobody learns of it
+            shut(source, target)
 
     def _hand_on(self, message: bytes, to: socket.socket) -> None:
         is_vote = len(message) == VOTE_BYTES
         kind = VOTES[message[VOTE_KIND]] if is_vote else REPLIES[message[REPLY_KIND]]
         with self._lock:
-            if kind == self._when:
+            if kind == self._when and self._then:
                 self._when = ""
                 self._then(self)
-            if self._does("swallow") or self._does("close"):
-                return
-            to.sendall(message)
-            self.passed[kind] += 1
+            if not (self._does("swallow") or self._does("close")):
+                to.sendall(message)
+                self.passed[kind] += 1
+
+
+def shut(*opened: socket.socket) -> None:
+    for each in opened:
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+
+
+def arbiter_of(build: Path, setting: Setting, within: Sequence[str] = (), **more: str) -> Arbiter:
+    """As `dynamiccl-run` starts it in mode adaptive, `within` another command.
+
+    `more` are settings of its leader.
+    """
+    given = setting.environment()
+    leader = {name: given[f"DYNAMICCL_{name}"] for name in ("ARTIFACT", "SYSTEMS", "MACHINE")}
+    leader["BRAIN"] = "exit 0"  # none, unless a test has one
+    named = {f"DYNAMICCL_{name}": value for name, value in leader.items()}
+    # It has no stderr.
+    sanitizers = ("ASAN", "TSAN", "UBSAN")
+    named |= {f"{name}_OPTIONS": f"log_path={setting.root}/{REPORT}" for name in sanitizers}
+    program = [*within, str(build / "dynamiccl-arbiter")]
+    return Arbiter(program, setting.job, LIMIT_MS, OFTEN | named | more)
+
+
+def assert_no_report(setting: Setting) -> None:
+    """That no sanitizer has found anything in its arbiters."""
+    for path in setting.root.glob(f"{REPORT}.*"):
+        raise AssertionError(path.read_text())
+
+
+@contextmanager
+def trouble_for(arbiter: Arbiter, seed: int, *, pause_s: float) -> Iterator[None]:
+    """Kills the worker or lets both stand still, again and again, about each `pause_s`."""
+    over = threading.Event()
+    draw = random.Random(seed)
+
+    def disturb() -> None:
+        while not over.wait(draw.uniform(0, 2 * pause_s)):
+            if draw.random() < 0.6:
+                arbiter.kill_worker()
+            else:
+                arbiter.stop_for(draw.uniform(0, 0.4))
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

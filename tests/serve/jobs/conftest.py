@@ -11,8 +11,7 @@ import pytest
 
 from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from dynamiccl.serve.artifact import Artifact, PluginIndex
-from tests.serve.jobs.arbiter import Arbiter
-from tests.serve.jobs.disturbing import OFTEN, arbiter_of, assert_no_report
+from tests.serve.jobs.arbiter import OFTEN, Arbiter, arbiter_of, assert_no_report
 from tests.serve.jobs.play import Played, clean_environment, play
 from tests.serve.jobs.setting import Setting, fingerprint, make_setting
 
@@ -25,10 +24,11 @@ class Player(Protocol):
     ) -> Played: ...
 
 
-def player_of(directory: Path, plugin: str) -> Player:
+def player_of(directory: Path, plugin: str, law: str = "sound") -> Player:
     def run(*options: str, environment: Mapping[str, str], **named: object) -> Played:
         program = directory / "play_rank"
-        return play(program, directory / plugin, *options, environment=environment, **named)
+        chosen: dict[str, Any] = {"law": law} | named
+        return play(program, directory / plugin, *options, environment=environment, **chosen)
 
     return run
 
@@ -51,21 +51,23 @@ class Adaptive:
     ) -> Played:
         """With an arbiter of its own, whose leader has the settings `leader`."""
         with arbiter_of(self.directory, setting, **(leader or {})) as arbiter:
-            played = self.under(arbiter.port, setting, *options, **named)
+            played = self.under(arbiter.address, setting, *options, **named)
         assert_no_report(setting)
         return played
 
     def under(
         self,
-        port: int,
+        address: str,
         setting: Setting,
         *options: str,
         environment: Mapping[str, str] | None = None,
         **named: object,
     ) -> Played:
         """With the arbiter that listens there; the ranks have the settings `environment` too."""
-        ranks = setting.by_arbiter(f"127.0.0.1:{port}") | OFTEN | dict(environment or {})
-        return self._play(*options, environment=ranks, **named)
+        ranks = setting.by_arbiter(address) | OFTEN | dict(environment or {})
+        played = self._play(*options, environment=ranks, **named)
+        assert played.asked_longest_ms < 20_000, played
+        return played
 
 
 @pytest.fixture(scope="session")
@@ -111,7 +113,7 @@ def inits(job_build_dir: Path) -> Inits:
 @pytest.fixture(scope="session")
 def play_wilful(build_dir: Callable[[str], Path]) -> Player:
     """Jobs under serve/plugin/tests/wilful_plugin.cpp, which does what WILFUL_* tells it."""
-    return player_of(build_dir(""), "libwilful_v6.so")
+    return player_of(build_dir(""), "libwilful_v6.so", law="")
 
 
 def setting_of(num_ranks: int, num_nodes: int) -> Callable[..., Iterator[Setting]]:

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -72,15 +72,13 @@ class Communicator:
     #: Calls that the plugin decided on all ranks, and those that it decided on some only.
     acted: int
     acted_unevenly: int
-    replayed: int
     disagreements: int
     #: Where a question gets another answer than it got since the latest switch.
     switches: int
     generations: int
     generations_acted: int
-    #: Calls of their generation at which the plugin first and last acted on all ranks.
+    #: Call of its generation at which the plugin first acted on all ranks.
     first_acted: int | None
-    last_acted: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,6 @@ class Played:
     violations: int
     abnormal_exits: int
     hit_deadline: bool
-    wall_s: float
     asked_longest_ms: float
     created_longest_ms: float
     #: The ranks' records of that call.
@@ -105,10 +102,15 @@ class Played:
     ranks: list[Rank]
 
     @property
+    def is_alike(self) -> bool:
+        """Whether all ranks made equal choices, and ended alike."""
+        wrong = (self.disagreements, self.acted_unevenly, self.violations, self.abnormal_exits)
+        return not any(wrong) and not self.hit_deadline
+
+    @property
     def is_sound(self) -> bool:
         """Whether a real job would have run undisturbed."""
-        wrong = (self.disagreements, self.acted_unevenly, self.errors, self.violations)
-        return not any((*wrong, self.abnormal_exits, self.hit_deadline))
+        return self.is_alike and self.errors == 0
 
     @property
     def log(self) -> str:
@@ -145,11 +147,10 @@ class Board:
         """What these ranks would have run; the `first` disagreement is kept."""
         rows = [self.records[slot, rank, : self.lanes[slot, rank]["issued"]] for rank in members]
         most = max(rows, key=len)
-        num_came, num_acted, num_replayed, num_differ = np.zeros((4, len(most)), int)
+        num_came, num_acted, num_differ = np.zeros((3, len(most)), int)
         for row in rows:  # a rank that was lost has fewer
             num_came[: len(row)] += 1
             num_acted[: len(row)] += row["acted"]
-            num_replayed[: len(row)] += row["replayed"]
             equal = [row[name] == most[name][: len(row)] for name in COMPARED]
             num_differ[: len(row)] += ~np.all(equal, axis=0)
         for call in np.flatnonzero(num_differ)[: not first]:
@@ -164,13 +165,11 @@ class Board:
             calls=len(most),
             acted=len(acted),
             acted_unevenly=int(np.sum((num_acted > 0) & (num_acted < num_came))),
-            replayed=int(np.sum(num_replayed > 0)),
             disagreements=int(np.sum(num_differ > 0)),
             switches=switches_of(most),
             generations=int(most["generation"].max(initial=0)) + 1,
             generations_acted=len(np.unique(acted["generation"])),
             first_acted=int(acted["call"][0]) if len(acted) else None,
-            last_acted=int(acted["call"][-1]) if len(acted) else None,
         )
 
 
@@ -186,77 +185,42 @@ def switches_of(records: Array) -> int:
     return switches
 
 
-class Job:
-    """The processes of the ranks."""
-
-    def __init__(self, play_rank: Path, plugin: Path | str, environment: Mapping[str, str]) -> None:
-        self._program = play_rank
-        plugins = {"NCCL_TUNER_PLUGIN": str(plugin), "NCCL_PROFILER_PLUGIN": str(plugin)}
-        self._environment = clean_environment() | dict(environment) | plugins
-        #: What ranks have of their own, and the beginning of their commands.
-        self._own: dict[int, dict[str, str | None]] = defaultdict(dict)
-        self._within: dict[int, list[str]] = defaultdict(list)
-        self._options: dict[str, str] = {}
-        self._actions: list[str] = []
-        self.codes: list[int] = []
-        self.hit_deadline = False
-
-    def add(self, name: str, value: str) -> None:
-        """One option."""
-        rank, _, rest = value.partition(":")
-        if name == "--env":
-            variable, equals, content = rest.partition("=")
-            self._own[int(rank)][variable] = content if equals else None
-        elif name == "--netns":
-            self._within[int(rank)] = ["ip", "netns", "exec", rest]
-        elif name in {"--at", "--every"}:
-            self._actions += (name, value)
-        else:
-            self._options[name] = value
-
-    def run(self) -> tuple[Board, str, list[str]]:
-        """To its end; what the processes have shared, said on stderr, and told each for itself."""
-        of = self._options
-        num_ranks, slots, calls, group = (
-            int(of[f"--{name}"]) for name in ("ranks", "comms", "calls", "max-group")
-        )
-        until = time.monotonic() + float(of.pop("--deadline"))
-        board = Board(slots, calls + group + 64)
-        of |= {"--board": str(board.descriptor), "--job": str(secrets.randbelow(1 << 31))}
-        with contextlib.ExitStack() as stack:
-            # What is appended to keeps lines of several threads whole.
-            files = [
-                stack.enter_context(tempfile.TemporaryFile("a+", errors="replace"))
-                for _ in range(num_ranks + 1)
-            ]
-            ranks = range(1 if "--one-thread" in of else num_ranks)
-            processes = [self._start(rank, board, files[0], files[1 + rank]) for rank in ranks]
-            while None in (codes := [process.poll() for process in processes]):
-                board.ranks["dead"][: len(codes)] = [code is not None for code in codes]
-                if not self.hit_deadline and time.monotonic() > until:
-                    self.hit_deadline = True
-                    for process in processes:
-                        process.kill()
-                time.sleep(0.005)
-            self.codes = [process.returncode for process in processes]
-            os.close(board.descriptor)
-            for file in files:
-                file.seek(0)
-            errors, *logs = (file.read() for file in files)
-        return board, errors, logs
-
-    def _start(
-        self, rank: int, board: Board, errors: IO[str], log: IO[str]
-    ) -> subprocess.Popen[bytes]:
-        environment = self._environment | {"RANK": str(rank)} | self._own[rank]
-        words = [*chain.from_iterable(self._options.items()), *self._actions]
-        return subprocess.Popen(
-            [*self._within[rank], self._program, *words, "--rank", str(rank)],
-            env={name: value for name, value in environment.items() if value is not None},
-            stdout=log,
-            stderr=errors,
-            pass_fds=[board.descriptor],
-        )
+def run_ranks(
+    command: Mapping[int, list[str]],
+    environment: Mapping[int, Mapping[str, str | None]],
+    board: Board,
+    deadline_s: float,
+) -> tuple[list[int], bool, str, list[str]]:
+    """Exit codes, whether they were ended, what they said on stderr, and what each told."""
+    until, is_late = time.monotonic() + deadline_s, False
+    with contextlib.ExitStack() as stack:
+        # What is appended to keeps lines of several threads whole.
+        files = [
+            stack.enter_context(tempfile.TemporaryFile("a+", errors="replace"))
+            for _ in range(MAX_RANKS + 1)
+        ]
+        processes = [
+            subprocess.Popen(
+                command[rank],
+                env={name: value for name, value in environment[rank].items() if value is not None},
+                stdout=files[1 + rank],
+                stderr=files[0],
+                pass_fds=[board.descriptor],
+            )
+            for rank in command
+        ]
+        while None in (codes := [process.poll() for process in processes]):
+            board.ranks["dead"][: len(codes)] = [code is not None for code in codes]
+            if not is_late and time.monotonic() > until:
+                is_late = True
+                for process in processes:
+                    process.kill()
+            time.sleep(0.005)
+        os.close(board.descriptor)
+        for file in files:
+            file.seek(0)
+        errors, *logs = (file.read() for file in files)
+    return [process.returncode for process in processes], is_late, errors, logs
 
 
 def play(
@@ -264,23 +228,49 @@ def play(
     plugin: Path | str,
     *options: str,
     environment: Mapping[str, str] | None = None,
+    law: str = "sound",
     **named: object,
 ) -> Played:
-    """Play a job: `options` are whole arguments, such as `--at`; `named` others, `rate=100`.
+    """Play a job, and check that it keeps the law: `sound`, or only `alike`, or "".
 
-    Only what `environment` says reaches the plugin: the tests' own settings do not. Raises
-    ValueError for an option that is none.
+    `options` are whole arguments, such as `--at`; `named` others, `rate=100`. Only what
+    `environment` says reaches the plugin: the tests' own settings do not. Raises ValueError for an
+    option that is none.
     """
-    job = Job(play_rank, plugin, environment or {})
     chosen = {"ranks": 4, "comms": 1, "calls": 1000, "max_group": 4, "deadline": 60} | named
-    for name, value in chosen.items():
-        job.add(f"--{name.replace('_', '-')}", str(value))
+    of = {f"--{name.replace('_', '-')}": str(value) for name, value in chosen.items()}
+    # What ranks have of their own, and the beginnings of their commands.
+    own: dict[int, dict[str, str | None]] = defaultdict(dict)
+    within: dict[int, list[str]] = defaultdict(list)
+    actions: list[str] = []
     for name, value in zip(options[::2], options[1::2], strict=True):
-        job.add(name, value)
-    began = time.monotonic()
-    board, said, logs = job.run()
-    wall_s = time.monotonic() - began
-    if 2 in job.codes:
+        rank, _, rest = value.partition(":")
+        if name == "--env":
+            variable, equals, content = rest.partition("=")
+            own[int(rank)][variable] = content if equals else None
+        elif name == "--netns":
+            within[int(rank)] = ["ip", "netns", "exec", rest]
+        elif name in {"--at", "--every"}:
+            actions += (name, value)
+        else:
+            of[name] = value
+    deadline_s, most_calls = (
+        float(of.pop("--deadline")),
+        int(of["--calls"]) + int(of["--max-group"]),
+    )
+    board = Board(int(of["--comms"]), most_calls + 64)
+    of |= {"--board": str(board.descriptor), "--job": str(secrets.randbelow(1 << 31))}
+    words = [str(play_rank), *chain.from_iterable(of.items()), *actions, "--rank"]
+    ours = dict.fromkeys(("NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN"), str(plugin))
+    ours = clean_environment() | dict(environment or {}) | ours
+    numbers = range(1 if "--one-thread" in of else int(of["--ranks"]))
+    codes, is_late, said, logs = run_ranks(
+        {rank: [*within[rank], *words, str(rank)] for rank in numbers},
+        {rank: ours | {"RANK": str(rank)} | own[rank] for rank in numbers},
+        board,
+        deadline_s,
+    )
+    if 2 in codes:
         raise ValueError(said)
     # Sanitizers speak here; a rank's own death shows in the result as well.
     assert "Sanitizer" not in said, said
@@ -292,26 +282,28 @@ def play(
     }
     ranks = [
         Rank(int(state["asked"]), of_kind("E", log), of_kind("V", log), of_kind("L", log), code)
-        for state, log, code in zip(board.ranks, logs, job.codes, strict=False)
+        for state, log, code in zip(board.ranks, logs, codes, strict=False)
     ]
     # Killed because the job said so.
     is_told = board.ranks["kills_itself"] == 1
-    return Played(
+    played = Played(
         **totals,
         errors=sum(len(rank.errors) for rank in ranks),
         violations=sum(len(rank.violations) for rank in ranks),
         abnormal_exits=sum(
             code != 0 and not (code == -signal.SIGKILL and is_told[rank])
-            for rank, code in enumerate(job.codes)
+            for rank, code in enumerate(codes)
         ),
-        hit_deadline=job.hit_deadline,
-        wall_s=wall_s,
+        hit_deadline=is_late,
         asked_longest_ms=float(board.ranks["asked_longest_ns"].max()) / 1e6,
         created_longest_ms=float(board.ranks["created_longest_ns"].max()) / 1e6,
         first_disagreement=first,
         communicators=comms,
         ranks=ranks,
     )
+    assert played.is_sound or law != "sound", played
+    assert played.is_alike or law != "alike", played
+    return played
 
 
 def of_kind(kind: str, log: str) -> list[str]:
@@ -321,12 +313,6 @@ def of_kind(kind: str, log: str) -> list[str]:
 def clean_environment() -> dict[str, str]:
     """This process's, without what it says to NCCL and to us."""
     return {k: v for k, v in os.environ.items() if not k.startswith(("DYNAMICCL_", "NCCL_"))}
-
-
-def assert_never_split(played: Played) -> None:
-    """Check that all ranks made equal choices, and ended alike."""
-    assert (played.disagreements, played.acted_unevenly, played.violations) == (0, 0, 0), played
-    assert (played.abnormal_exits, played.hit_deadline) == (0, False), played
 
 
 def at(call: int, what: str, *, rank: int = 0, comm: int = 0) -> tuple[str, str]:
@@ -355,4 +341,6 @@ def on_rank(rank: int, settings: Mapping[str, str | None]) -> list[str]:
 
 if __name__ == "__main__":
     program, (library, *given) = Path(__file__).with_name("play_rank"), sys.argv[1:]
-    sys.stdout.write(json.dumps(asdict(play(program, library, *given, environment=os.environ))))
+    sys.stdout.write(
+        json.dumps(asdict(play(program, library, *given, environment=os.environ, law="")))
+    )

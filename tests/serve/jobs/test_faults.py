@@ -1,5 +1,6 @@
 """Jobs in both modes, and the recorder alone: what NCCL and jobs do that must split nothing."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,9 @@ import pytest
 from dynamiccl.libraries import PROFILER_NAME
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from tests.serve.jobs.conftest import Adaptive, Player, player_of
-from tests.serve.jobs.play import ALL, Played, assert_never_split, at, every
+from tests.serve.jobs.play import ALL, Played, at, every
 from tests.serve.jobs.setting import JOB, Setting, shapes_of, write_artifact
-from tests.serve.jobs.watching import Look, records_of
+from tests.serve.jobs.watching import look, ranks_in, records_of
 
 Play = Callable[..., Played]
 
@@ -45,8 +46,6 @@ def test_a_creation_that_is_aborted_splits_nothing(
         survivors_go_on=go_on,
         watchdog=0.2,
     )
-    assert_never_split(played)
-    assert played.errors == 0, played
     world = played.communicators[0]
     assert (world.calls == JOB["calls"]) == bool(go_on)
     other = [comm for comm in played.communicators if comm.slot == 1]
@@ -63,32 +62,7 @@ def test_allgatherv_is_given_no_channels_that_are_not_there(
         four_ranks, artifact=write_artifact(four_ranks.root / "many", many, shapes_of(4))
     )
     played = play(setting, *every(20, "bcasts=3", rank=ALL), release=release)
-    assert played.is_sound, played
     assert played.acted > 0
-
-
-def test_a_job_that_destroys_nothing_ends_as_well(play: Play, four_ranks: Setting) -> None:
-    for calls in (10, 2000):
-        played = play(four_ranks, comms=3, destroy=0, calls=calls)
-        assert played.is_sound, played
-
-
-@pytest.mark.parametrize("release", ["2.28", "2.30"])
-def test_kernel_events_may_be_late_twice_or_lost(
-    release: str, play_adaptive: Adaptive, four_ranks: Setting
-) -> None:
-    played = play_adaptive(
-        four_ranks,
-        environment={"DYNAMICCL_SAMPLE_PERCENT": "100"},
-        ranks=4,
-        comms=2,
-        release=release,
-        kernel_drop=20,
-        kernel_duplicate=10,
-        kernel_delay_us=5000,
-        **JOB,
-    )
-    assert played.is_sound, played
 
 
 Recording = Callable[..., tuple[Played, npt.NDArray[np.void]]]
@@ -107,7 +81,6 @@ def record(job_build_dir: Path, four_ranks: Setting) -> Recording:
         played = player_of(job_build_dir, PROFILER_NAME)(
             *options, environment=four_ranks.environment() | own, **named
         )
-        assert played.is_sound, played
         assert played.acted == 0
         assert len(list(calls_dir.iterdir())) == len(played.ranks)
         return played, records_of(calls_dir, 0)
@@ -117,12 +90,11 @@ def record(job_build_dir: Path, four_ranks: Setting) -> Recording:
 
 def test_the_recorder_alone_agrees_on_nothing(record: Recording, tmp_path: Path) -> None:
     """Children write nothing into their parents' files."""
-    look = Look(tmp_path / "look")
-    forks = every(300, "fork", rank=ALL)
-    record(*at(400, look.action), *forks, ranks=4, rate=1000, calls=700)
-    for rank in look.ranks():
-        ours = [name for name in rank.threads if name.startswith("dynamiccl")]
-        assert ours == ["dynamiccl-calls"]
+    seen, forks = tmp_path / "look", every(300, "fork", rank=ALL)
+    record(*at(400, look(seen), rank=ALL), *forks, ranks=4, rate=1000, calls=700)
+    for rank in ranks_in(seen):
+        assert re.findall("^dynamiccl.*", rank, re.MULTILINE) == ["dynamiccl-calls"]
+    assert len(ranks_in(seen)) == 4
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -13,9 +13,10 @@ from numpy.random import Generator
 
 from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from tests.conftest import Soak
+from tests.plugin_build import SANITIZERS
+from tests.serve.jobs.arbiter import OFTEN, Between, arbiter_of, assert_no_report, trouble_for
 from tests.serve.jobs.conftest import player_of
-from tests.serve.jobs.disturbing import OFTEN, Cutter, arbiter_of, assert_no_report, trouble_for
-from tests.serve.jobs.play import ALL, assert_never_split, at, stop
+from tests.serve.jobs.play import ALL, at, stop
 from tests.serve.jobs.setting import NCCL_CODES, Setting, make_setting
 
 CALLS: Final = 3000
@@ -67,9 +68,9 @@ def assert_lawful_at_random(seed: int, library: str, build: Path, directory: Pat
             pause_s = float(random.choice([0.1, 0.5, 100]))
             stack.enter_context(trouble_for(arbiter, seed, pause_s=pause_s))
             share = float(random.choice([0, 0, 0.1]))
-            cutter = stack.enter_context(Cutter(arbiter.port, seed, share=share))
-            environment = setting.by_arbiter(f"127.0.0.1:{cutter.port}")
-        played = player_of(build, library)(
+            cutter = stack.enter_context(Between(arbiter.port, seed=seed, share=share))
+            environment = setting.by_arbiter(cutter.address)
+        player_of(build, library)(
             *draw_actions(random, setting, num_ranks, num_slots),
             environment=environment | OFTEN | {"DYNAMICCL_SAMPLE_PERCENT": sampled},
             release=random.choice(releases),
@@ -98,24 +99,6 @@ def assert_lawful_at_random(seed: int, library: str, build: Path, directory: Pat
         )
     setting.sweep()
     assert_no_report(setting)
-    assert_never_split(played)
-    assert played.errors == 0, played
-
-
-def seeds_of(soak: Soak, directory: Path) -> Iterator[tuple[int, Path]]:
-    """Seeds, at least one, until the time is over; each with a directory of its own."""
-    until = time.monotonic() + soak.seconds
-    for seed in count(soak.seed):
-        made = directory / str(seed)
-        made.mkdir()
-        yield seed, made
-        if time.monotonic() >= until:
-            return
-
-
-def play_for_a_while(library: str, build: Path, directory: Path, soak: Soak) -> None:
-    for seed, made in seeds_of(soak, directory):
-        assert_lawful_at_random(seed, library, build, made)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -127,8 +110,14 @@ def test_a_random_job_keeps_the_law(
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("sanitize", SANITIZERS)
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_random_jobs_keep_the_law(
-    library: str, build_dir: Callable[[str], Path], tmp_path: Path, soak: Soak
+def test_random_jobs_keep_the_law_and_are_clean(
+    library: str, sanitize: str, build_dir: Callable[[str], Path], tmp_path: Path, soak: Soak
 ) -> None:
-    play_for_a_while(library, build_dir(""), tmp_path, soak)
+    until = time.monotonic() + soak.seconds
+    for seed in count(soak.seed):
+        (made := tmp_path / str(seed)).mkdir()
+        assert_lawful_at_random(seed, library, build_dir(sanitize), made)
+        if time.monotonic() >= until:
+            return

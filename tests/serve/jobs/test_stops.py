@@ -8,18 +8,12 @@ from typing import Any, Final
 import pytest
 
 from dynamiccl.libraries import ADAPTIVE_NAME
-from tests.serve.jobs.arbiter import REPLY_BYTES
+from tests.serve.jobs.arbiter import REPLY_BYTES, Between, arbiter_of
 from tests.serve.jobs.conftest import Adaptive
-from tests.serve.jobs.disturbing import Cutter, arbiter_of, trouble_for
-from tests.serve.jobs.play import ALL, Played, assert_never_split, at, every, on_rank
+from tests.serve.jobs.play import ALL, at, every, on_rank
 from tests.serve.jobs.setting import Setting, make_setting
 
 JOB: Final[dict[str, Any]] = {"release": "2.30", "ranks": 4, "rate": 4000, "calls": 6000}
-
-
-def assert_undisturbed(played: Played) -> None:
-    assert played.is_sound, played
-    assert played.asked_longest_ms < 20_000, played
 
 
 @pytest.mark.parametrize(("release", "nodes"), [("2.28", 1), ("2.30", 2)])
@@ -29,7 +23,6 @@ def test_probes_switch_there_and_back(
     """NCCL's own choice for a moment, again and again; the table is there from call 0."""
     setting = make_setting(tmp_path, num_ranks=4, num_nodes=nodes)
     played = play_adaptive(setting, **JOB | {"release": release, "nodes": nodes})
-    assert_undisturbed(played)
     (world,) = played.communicators
     assert world.first_acted == 0
     assert world.switches >= 4, played
@@ -54,7 +47,6 @@ def test_who_cannot_vote_leaves_nccls_own_choice(
     release, environment, options = ABSTAINING[why]
     chosen = JOB | {"release": release, "calls": 2000}
     played = play_adaptive(four_ranks, *options, environment=environment, **chosen)
-    assert_undisturbed(played)
     assert played.acted == 0
     assert why in played.log
 
@@ -71,7 +63,6 @@ def test_two_builds_of_one_version_share_no_table(
     own = str(tmp_path / ADAPTIVE_NAME)
     variables = {"NCCL_TUNER_PLUGIN": own, "NCCL_PROFILER_PLUGIN": own}
     played = Adaptive(job_build_dir)(four_ranks, *on_rank(2, variables), **JOB)
-    assert_undisturbed(played)
     assert played.acted == 0
     assert "rank 2" in played.log
     assert "plugin" in played.log
@@ -97,8 +88,7 @@ def test_what_makes_counts_differ_splits_nothing(
     what: tuple[str, ...], play_adaptive: Adaptive, four_ranks: Setting
 ) -> None:
     """All calls are equal: nothing but NCCL's marks tells one from the next."""
-    played = play_adaptive(four_ranks, *what, pattern=1, **JOB)
-    assert_undisturbed(played)
+    play_adaptive(four_ranks, *what, pattern=1, **JOB)
 
 
 def test_a_capture_at_the_stop_is_switched_as_any_call(
@@ -107,7 +97,6 @@ def test_a_capture_at_the_stop_is_switched_as_any_call(
     """From call 10 on all that is asked about is captured: so is the call of each stop."""
     captures = every(5, "capture=5,2", rank=ALL)
     played = play_adaptive(four_ranks, *captures, max_group=1, **JOB)
-    assert_undisturbed(played)
     assert 0 < played.acted < played.calls, played
 
 
@@ -115,18 +104,15 @@ def test_communicators_in_opposite_order_both_switch(
     play_adaptive: Adaptive, four_ranks: Setting
 ) -> None:
     played = play_adaptive(four_ranks, comms=2, opposite=1, run_ahead=256, **JOB)
-    assert_undisturbed(played)
     assert all(comm.switches > 0 for comm in played.communicators), played
 
 
-@pytest.mark.parametrize(("lifetime", "at_once"), [(1, 1), (20, 0), (1500, 1)])
+@pytest.mark.parametrize(("lifetime", "calls"), [(1, 60), (1500, 6000)])
 def test_communicators_come_and_go(
-    lifetime: int, at_once: int, play_adaptive: Adaptive, four_ranks: Setting
+    lifetime: int, calls: int, play_adaptive: Adaptive, four_ranks: Setting
 ) -> None:
-    calls = {1: 60, 20: 600, 1500: 6000}[lifetime]
-    more = {"comms": 5, "threads": 2, "lifetime": lifetime, "create_at_once": at_once}
+    more = {"comms": 5, "threads": 2, "lifetime": lifetime, "create_at_once": 1}
     played = play_adaptive(four_ranks, **JOB | more | {"calls": calls})
-    assert_undisturbed(played)
     assert all(comm.first_acted == 0 for comm in played.communicators), played.log
 
 
@@ -136,21 +122,10 @@ def test_disjoint_shrinks_split_nothing(
 ) -> None:
     """Their members' processes vote no more, and keep the tables that they have."""
     played = play_adaptive(four_ranks, comms=2, shrinks=1, seed=seed, **JOB)
-    assert_undisturbed(played)
     world, *halves = played.communicators
     assert world.acted == world.calls
     assert [half.acted for half in halves] == [0] * len(halves)
     assert "a communicator was shrunk before" in played.log
-
-
-@pytest.mark.parametrize("call", [1100, 2500])
-def test_an_abort_leaves_no_two_answers(
-    call: int, play_adaptive: Adaptive, four_ranks: Setting
-) -> None:
-    aborts = at(call, "abort=0", rank=1, comm=1)
-    played = play_adaptive(four_ranks, *aborts, comms=3, threads=3, watchdog=0.2, **JOB)
-    assert_never_split(played)
-    assert played.errors == 0, played
 
 
 def test_an_abort_wakes_a_call_that_waits_at_a_stop(
@@ -164,12 +139,16 @@ def test_an_abort_wakes_a_call_that_waits_at_a_stop(
     for _ in range(3):
         with (
             arbiter_of(play_adaptive.directory, four_ranks, DYNAMICCL_PROBE_CALLS="0") as arbiter,
-            Cutter(arbiter.port, answers=answers) as cutter,
+            Between(arbiter.port, answers=answers) as cutter,
         ):
             played = play_adaptive.under(
-                cutter.port, four_ranks, *at(60, "abort=3", rank=1), watchdog=0.2, **JOB
+                cutter.address,
+                four_ranks,
+                *at(60, "abort=3", rank=1),
+                watchdog=0.2,
+                law="alike",
+                **JOB,
             )
-        assert_never_split(played)
         if played.asked_longest_ms > 500:
             break  # else a rank was late on a busy machine: the stop failed before they confirmed
     # The first stop is 500 calls on: a second of it on a busy machine.
@@ -191,29 +170,25 @@ def test_a_killed_rank_is_noticed_at_once(
     kill = at(call, "kill", rank=2)
     began = time.monotonic()
     played = play_adaptive(
-        four_ranks, *kill, comms=2, survivors_go_on=go_on, watchdog=0.2, run_ahead=1000, **JOB
+        four_ranks,
+        *kill,
+        comms=2,
+        survivors_go_on=go_on,
+        watchdog=0.2,
+        run_ahead=1000,
+        law="alike",
+        **JOB,
     )
-    assert_never_split(played)
     assert played.ranks[2].exit == -signal.SIGKILL
     assert played.asked_longest_ms < 2000, played
     assert time.monotonic() - began < 8 + 4 * go_on
-
-
-def test_the_worker_is_killed_again_and_again(play_adaptive: Adaptive, four_ranks: Setting) -> None:
-    with (
-        arbiter_of(play_adaptive.directory, four_ranks) as arbiter,
-        trouble_for(arbiter, 1, pause_s=0.1),
-    ):
-        played = play_adaptive.under(arbiter.port, four_ranks, comms=2, deadline=90, **JOB)
-    assert_undisturbed(played)
 
 
 def test_without_an_arbiter_the_table_stays(play_adaptive: Adaptive, four_ranks: Setting) -> None:
     """Both processes are killed between two stops: nothing fails, and nothing changes any more."""
     with arbiter_of(play_adaptive.directory, four_ranks, DYNAMICCL_PROBE_CALLS="0") as arbiter:
         kill = f"sh=kill -9 {' '.join(map(str, arbiter.processes()))}"
-        played = play_adaptive.under(arbiter.port, four_ranks, *at(500, kill), **JOB)
-    assert_undisturbed(played)
+        played = play_adaptive.under(arbiter.address, four_ranks, *at(500, kill), **JOB)
     assert played.acted == played.calls
 
 
@@ -227,17 +202,16 @@ def test_stops_take_no_more_time_than_they_may(
     chosen = {"DYNAMICCL_STOP_PERCENT": percent}
     with (
         arbiter_of(play_adaptive.directory, four_ranks, **chosen) as arbiter,
-        Cutter(arbiter.port) as cutter,
+        Between(arbiter.port) as cutter,
     ):
         played = play_adaptive.under(
-            cutter.port,
+            cutter.address,
             four_ranks,
             environment=chosen,
             jitter_us=300,
             run_ahead=8,
             **JOB | {"rate": 1000, "calls": calls},
         )
-    assert_undisturbed(played)
     # One for each rank's `init`, and one for each stop at which it voted.
     stops = cutter.num_connections / 4 - 1
     assert least <= stops <= most, played
@@ -249,24 +223,10 @@ def test_ranks_on_one_thread_never_wait_for_each_other(
     """The second context of an id in a process ends voting: the first table stays."""
     with (
         arbiter_of(play_adaptive.directory, eight_ranks) as arbiter,
-        Cutter(arbiter.port) as cutter,
+        Between(arbiter.port) as cutter,
     ):
         played = play_adaptive.under(
-            cutter.port, eight_ranks, **JOB | {"ranks": 8, "rate": 0}, one_thread=1
+            cutter.address, eight_ranks, **JOB | {"ranks": 8, "rate": 0}, one_thread=1
         )
-    assert_undisturbed(played)
     assert played.acted == played.calls >= JOB["calls"]
     assert cutter.num_connections == 8, played  # those of `init`
-
-
-@pytest.mark.soak
-def test_thousands_of_switches(play_adaptive: Adaptive, four_ranks: Setting) -> None:
-    often = {"DYNAMICCL_PROBE_CALLS": "64", "DYNAMICCL_LOOK_INTERVAL_S": "0.01"}
-    played = play_adaptive(
-        four_ranks,
-        leader=often,
-        **JOB | {"comms": 16, "threads": 2, "rate": 0, "calls": 60_000},
-        deadline=540,
-    )
-    assert_undisturbed(played)
-    assert played.switches >= 5_000

@@ -1,24 +1,20 @@
 """What goes wrong around the tuner's `init`: it ends within its bound, alike on all ranks."""
 
+import contextlib
 import os
-import random
 import signal
 import socket
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests.conftest import Soak
-from tests.serve.jobs.arbiter import REPLIES, VOTES, Arbiter, Between
+from tests.serve.jobs.arbiter import Arbiter, Between
 from tests.serve.jobs.conftest import Inits
 from tests.serve.jobs.setting import Setting, make_setting
-from tests.serve.jobs.test_random_jobs import seeds_of
 
 LIMIT_MS: Final = 1000
 #: What tests wait for in vain is a tenth of what a job waits for.
@@ -100,42 +96,15 @@ def test_a_full_dev_shm_makes_all_abstain(inits: Inits, four_ranks: Setting) -> 
     assert found["longest_ms"] < LIMIT_MS
 
 
-@contextmanager
-def crowd(port: int, size: int) -> Iterator[list[int]]:
-    """So many connections to the port, always, that say nothing; counts them."""
-    stop = threading.Event()
-    connected = [0]
-
-    def connect() -> None:
-        kept: list[socket.socket] = []
-        while not stop.wait(0.005):
-            kept.append(socket.create_connection(("127.0.0.1", port), timeout=0.5))
-            connected[0] += 1
-            if len(kept) > size // 4:
-                kept.pop(0).close()
-        for one in kept:
-            one.close()
-
-    threads = [threading.Thread(target=connect) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield connected
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-
-
 def test_strangers_who_take_all_connections_keep_nobody_from_the_answer(
     inits: Inits, four_ranks: Setting, arbiter: Start
 ) -> None:
     started = arbiter(four_ranks)
-    with crowd(started.port, 400) as connected:
-        # The last rank is late, so that the crowd is there before the votes are.
-        environment = four_ranks.by_arbiter(started.address)
-        found = inits(environment, ranks=4, processes=2, rounds=10, late=1500)
-    assert connected[0] > 128
+    with contextlib.ExitStack() as stack:
+        for _ in range(400):
+            address = ("127.0.0.1", started.port)
+            stack.enter_context(socket.create_connection(address, timeout=0.5))
+        found = inits(four_ranks.by_arbiter(started.address), ranks=4, processes=2, rounds=10)
     assert counts(found) == (40, 0, 0)
     assert found["longest_ms"] < 10_000
 
@@ -255,49 +224,3 @@ def test_who_has_confirmed_and_never_hears_fails_within_the_answer_limit(
     assert found["said"].count(lost) == asked
     assert 3000 <= found["longest_ms"] < 15_000
     assert found["bound_wrongly"] == 0 or os.cpu_count() == 1
-
-
-def create_at_random(seed: int, inits: Inits, directory: Path, start: Start) -> None:
-    """A communicator whose ranks, arbiter or network meet with something: all alike, none fails."""
-    drawn = random.Random(seed)
-    ranks = drawn.randint(2, 6)
-    options: dict[str, Any] = {"ranks": ranks, "processes": drawn.randint(1, ranks)}
-    if drawn.random() < 0.3:
-        options["kill_at"] = drawn.randint(0, 8)
-    if drawn.random() < 0.2:
-        options["late"] = drawn.choice([1, 20, 1500])
-    setting = make_setting(directory, num_ranks=ranks)
-    if drawn.random() < 0.3:
-        found = inits(setting.environment() | SHORT_LIMIT, **options)
-    else:
-        arbiter = start(setting, limit_ms=LIMIT_MS)
-        when = drawn.choice(["", *VOTES.values(), *REPLIES.values()])
-        seconds = drawn.uniform(0, 1.5)
-        losses: list[Callable[[Between], None]] = [
-            lambda _: arbiter.kill_worker(),
-            lambda _: arbiter.stop_for(seconds),
-            lambda between: between.disturb("close", seconds),
-            lambda between: between.disturb("swallow", seconds),
-        ]
-        happens = drawn.sample(losses, drawn.randint(0, 3))
-        with Between(arbiter.port, lambda b: [lose(b) for lose in happens], when) as between:
-            found = inits(setting.by_arbiter(between.address) | SHORT_LIMIT, **options)
-        arbiter.__exit__()
-    setting.sweep()
-    assert found["failed"] == 0, found
-    assert 0 in (found["tables"], found["abstained"]), found
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_random_creation_is_alike_on_all_ranks(
-    seed: int, inits: Inits, tmp_path: Path, arbiter: Start
-) -> None:
-    create_at_random(seed, inits, tmp_path, arbiter)
-
-
-@pytest.mark.soak
-def test_random_creations_are_alike_on_all_ranks(
-    inits: Inits, tmp_path: Path, arbiter: Start, soak: Soak
-) -> None:
-    for seed, made in seeds_of(soak, tmp_path):
-        create_at_random(seed, inits, made, arbiter)

@@ -1,11 +1,7 @@
 """Inspects running ranks: records, threads, libraries."""
 
-import json
 import re
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,58 +9,16 @@ import numpy.typing as npt
 from dynamiccl.collect.calls import SUFFIX, read_header, read_records
 from dynamiccl.collect.output import FileReport
 
-#: Prints the threads and libraries of all ranks, by process: one of them is its parent.
-_LOOK: Final = """
-import json, os, pathlib, sys
 
-def kind_of(process):
-    parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
-    return parent, os.readlink(process / "exe")
-
-seen = {}
-kind = kind_of(pathlib.Path("/proc") / str(os.getppid()))
-for process in pathlib.Path("/proc").glob("[0-9]*"):
-    try:
-        if kind_of(process) != kind:
-            continue
-        seen[process.name] = {
-            "threads": [(t / "comm").read_text().strip() for t in (process / "task").iterdir()],
-            "libraries": sorted({
-                line.split()[-1] for line in (process / "maps").read_text().splitlines()
-                if line.endswith(".so")
-            }),
-        }
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        pass
-with open(sys.argv[1], "w") as file:
-    json.dump(seen, file)
-"""
+def look(folder: Path) -> str:
+    """An action of all ranks, `*at(100, look(folder), rank=ALL)`; see `ranks_in`."""
+    folder.mkdir()
+    return f"sh=cat /proc/$PPID/task/*/comm /proc/$PPID/maps > {folder}/$PPID"
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """One rank's process at one moment."""
-
-    threads: list[str]
-    libraries: list[str]
-
-
-class Look:
-    """An action that inspects all ranks: `*at(100, look.action)`, then `look.ranks()`."""
-
-    def __init__(self, folder: Path) -> None:
-        """Keep program and result in `folder`, which is made."""
-        folder.mkdir()
-        self._script = folder / "look.py"
-        self._script.write_text(_LOOK)
-        self._result = folder / "seen.json"
-        # In place of the shell, so that a rank is its parent.
-        self.action = f"sh=exec {sys.executable} -S {self._script} {self._result}"
-
-    def ranks(self) -> list[Seen]:
-        """The snapshots, in the order in which the ranks were started."""
-        seen = json.loads(self._result.read_text())
-        return [Seen(**seen[process]) for process in sorted(seen, key=int)]
+def ranks_in(folder: Path) -> list[str]:
+    """The names of each rank's threads, and its libraries, in lines."""
+    return [path.read_text() for path in folder.iterdir()]
 
 
 def records_of(directory: Path, rank: int) -> npt.NDArray[np.void]:

@@ -25,9 +25,7 @@ from dynamiccl.datasets.store import read
 from dynamiccl.errors import UserError
 from dynamiccl.evaluate.baselines import LearnedPolicy
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Protocol
-from dynamiccl.serve.artifact import pick_table
 from dynamiccl.serve.export import export_artifact
-from dynamiccl.serve.table import DecisionTable
 from dynamiccl.simulator.h100 import default_model, true_us
 from dynamiccl.simulator.system import Call, Group
 from dynamiccl.train.cautious import CautiousPolicy
@@ -111,8 +109,7 @@ def test_shapes_that_nobody_measured_get_tables_from_nccls_costs(
     [carried] = [s for s in artifact.manifest.supports if s.carried]
     assert (carried.num_nodes, carried.num_ranks) == (16, 128)
 
-    info = pick_table(artifact, 16, 128, SYSTEM)
-    table = DecisionTable.read(artifact.directory / info.path)
+    _, table = artifact.pick(16, 128, SYSTEM)
     group, acted = Group(16, 8), 0
     environment = loopback_environment(artifact.directory, SYSTEM)
     with TunerPlugin(plugin_path).communicator(

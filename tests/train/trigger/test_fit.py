@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 
 from dynamiccl.datasets.store import write_part
 from dynamiccl.errors import NotEnoughData, UserError
-from dynamiccl.serve.export import verify_artifact
+from dynamiccl.serve.artifact import open_artifact
 from dynamiccl.train.policy import script
 from dynamiccl.train.trigger import RUNGS, Detector, TriggerModule
 from dynamiccl.train.trigger_fit import (
@@ -248,7 +248,7 @@ def test_a_run_holds_a_trigger_with_its_facts_and_the_export_takes_it(
     done = shell(*exporting, "--trigger", folder)
     assert "was trained without a Trigger" in done.err
     assert json.loads(done.out)["trigger"] == facts
-    verify_artifact(Path("with"))
+    open_artifact(Path("with"))
 
 
 @pytest.mark.parametrize("rate", [0.0, 2000.0])
