@@ -10,7 +10,6 @@ import pytest
 from dynamiccl.datasets.store import file_sha256
 from dynamiccl.doctor import ASK_VERSION, Check, CheckStatus, Machine, ProgramResult
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME
-from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.doctor import check_for_job
 from tests.cli.conftest import Shell
 from tests.recorded import HEALTHY, Recorded, by_name
@@ -146,12 +145,17 @@ def test_command_knows_a_bound_machine_and_an_unknown_one(
     # What a login node says of itself is no promise for the nodes of a job.
     assert (checks["machine"]["status"] == "unknown") == ("gpu=none*0" in machine)
     assert "tables" not in checks
-    bins = PluginIndex.read(artifact).tables
     acting = checks["tables that act here"]
     assert acting["status"] == "ok"
-    assert acting["found"].startswith("8 ranks on 1 nodes ("), bins
+    assert acting["found"].startswith("8 ranks on 1 nodes (")
     (artifact / "kill").touch()
-    assert "WARN  kill file" in shell(*doctor).out
+    (artifact / "plugin.index").chmod(0o666)
+    done = shell(*doctor)
+    assert done.code == 4
+    assert "WARN  kill file" in done.out
+    assert "FAIL  index: the plugin refuses plugin.index: others may write to it" in done.out
+    (artifact / "policy.pt").unlink()
+    assert "lacks policy.pt" in shell(*doctor).out
 
 
 def test_command_without_an_nccl_knows_less(
@@ -166,37 +170,24 @@ def test_command_without_an_nccl_knows_less(
     assert "give the whole --fingerprint" in shell("dynamiccl-deploy", "bind", *options).err
 
 
-def test_artifact_that_the_plugin_would_not_trust_is_found(
-    artifact: Path, plugin_path: Path, libnccl: Path, shell: Shell
-) -> None:
-    (artifact / "plugin.index").chmod(0o666)
-    doctor = ("dynamiccl-deploy", "doctor", artifact, "--plugin", plugin_path, "--nccl", libnccl)
-    done = shell(*doctor)
-    assert done.code == 4
-    assert "the plugin refuses" in done.out
-    (artifact / "policy.pt").unlink()
-    assert "lacks policy.pt" in shell(*doctor).out
-
-
 @pytest.mark.parametrize(
     ("says", "machine_said", "key_status"),
     [
-        ("hello", "printed no facts: hello", UNKNOWN),
+        (None, "printed no facts: hello", UNKNOWN),
         ({"key_problem": None}, "is of another release; install it again", UNKNOWN),
         ({"machine_problem": "no GPU", "artifact_problem": "others may"}, "no GPU", FAIL),
     ],
 )
 def test_key_is_told_of_whatever_the_probe_knows(
-    says: str | dict[str, str | None],
+    says: dict[str, str | None] | None,
     machine_said: str,
     key_status: CheckStatus,
     plugin_path: Path,
 ) -> None:
     names = ("machine", "machine_problem", "systems", "artifact_problem", "key_problem")
-    told = says
-    if isinstance(says, dict):
-        facts = dict.fromkeys(names, "") | {"machine": "m", "key_problem": "it is short"} | says
-        told = json.dumps({name: fact for name, fact in facts.items() if fact is not None})
+    facts = dict.fromkeys(names, "") | {"key_problem": "it is short"} | (says or {})
+    facts = {name: fact for name, fact in facts.items() if fact is not None}
+    told = "hello" if says is None else json.dumps(facts)
     probe = str(plugin_path.parent / "dynamiccl-prepare")
     machine = replace(HEALTHY, runs={(probe, "--facts"): ProgramResult(0, f"{told}\n")})
     checks = found(machine, plugin_path)

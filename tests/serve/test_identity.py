@@ -27,20 +27,11 @@ def probe_fixture(plugin_path: Path) -> Path:
     return plugin_path.parent / PROBE_NAME
 
 
-def run(probe: Path, root: Path, key: str = "") -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [probe, "--facts"],
-        env={"DYNAMICCL_TEST_ROOT": str(root), "DYNAMICCL_KEY_FILE": key},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def ask(probe: Path, root: Path) -> dict[str, Any]:
-    done = run(probe, root)
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
+def ask(probe: Path, root: Path, key: str = "") -> tuple[int, dict[str, Any]]:
+    """Exit code and facts."""
+    env = {"DYNAMICCL_TEST_ROOT": str(root), "DYNAMICCL_KEY_FILE": key}
+    done = subprocess.run([probe, "--facts"], env=env, stdout=subprocess.PIPE, check=False)
+    return done.returncode, json.loads(done.stdout)
 
 
 def gpu(root: Path, number: int, model: str = H100, *, excluded: str = "No") -> None:
@@ -128,20 +119,18 @@ def test_plugin_and_sweep_name_a_machine_alike(
 ) -> None:
     build(tmp_path)
     assert node_facts(tmp_path / "sys", tmp_path / "proc")["node_fingerprint"] == wanted
-    said = ask(probe, tmp_path)
-    assert said == NOTHING | {"machine": wanted}
+    assert ask(probe, tmp_path) == (0, NOTHING | {"machine": wanted})
     check_fingerprint(f"{wanted};nccl=22809")
 
 
 def test_gpu_without_a_usable_name_gives_no_fingerprint(probe: Path, tmp_path: Path) -> None:
-    assert ask(probe, tmp_path)["machine"] == "gpu=none*0;mig=0;nic=none*0"  # no driver
+    assert ask(probe, tmp_path)[1]["machine"] == "gpu=none*0;mig=0;nic=none*0"  # no driver
     for number, model in enumerate(("", "x" * 120)):
         root = tmp_path / str(number)
         dgx(root)
         gpu(root, 9, model)
         swept = node_facts(root / "sys", root / "proc")["node_fingerprint"]
         assert swept is None or model
-        done, key = run(probe, root, "/gone"), "there is no such file"
         why = "a GPU or NIC of this machine cannot be read in /proc or /sys"
-        assert done.returncode == 4
-        assert json.loads(done.stdout) == NOTHING | {"machine_problem": why, "key_problem": key}
+        problems = {"machine_problem": why, "key_problem": "there is no such file"}
+        assert ask(probe, root, "/gone") == (4, NOTHING | problems)

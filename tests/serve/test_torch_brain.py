@@ -20,7 +20,7 @@ from dynamiccl.serve.brain import (
 )
 from dynamiccl.serve.build import BRAIN_NAME, find_torch
 from dynamiccl.serve.table import DecisionTable
-from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, random_windows, task
+from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, decided, random_windows, task
 from tests.serve.leader import Leader, question_of
 
 
@@ -59,10 +59,10 @@ def test_decides_as_the_table_says_and_as_python_does_on_a_history(
     assert brain.table(artifact, CONFIG) == table
     for seed in range(5):
         tasks = random_history(seed)
-        decided = brain.table(artifact, CONFIG, tasks)
-        assert decided == decided(python, tasks)
-        assert decided != table
-        assert decided == brain.table(artifact, CONFIG, tasks, brain=2 + 300 * seed)
+        found = brain.table(artifact, CONFIG, tasks)
+        assert found == decided(python, tasks)
+        assert found != table
+        assert found == brain.table(artifact, CONFIG, tasks, brain=2 + 300 * seed)
     assert brain.table(artifact, CONFIG) == table  # nothing is remembered but what it is told
 
 

@@ -36,38 +36,35 @@ def counts(found: dict[str, Any]) -> tuple[int, int, int]:
 
 
 @by_both
-def test_a_rank_that_is_killed_while_others_wait_fails_nobody(
-    by_arbiter: bool, inits: Inits, four_ranks: Setting, arbiter: Start
+@pytest.mark.parametrize(
+    ("options", "abstain"),
+    [
+        # One never comes, so that the others' votes are in when one of them is killed.
+        ({"processes": 3, "absent": 1, "kill_at": 300}, 2),
+        # As one whose file system stalls before it votes.
+        ({"processes": 4, "late": 3 * LIMIT_MS}, 4),
+        # A tuner does not see the abort flag, and ncclCommAbort joins the creation's thread.
+        ({"processes": 2, "absent": 1, "abort_at": 100}, 3),
+    ],
+    ids=["killed", "late", "aborted"],
+)
+def test_whoever_waits_in_vain_abstains_within_the_bound(
+    options: dict[str, int],
+    abstain: int,
+    by_arbiter: bool,
+    inits: Inits,
+    four_ranks: Setting,
+    arbiter: Start,
 ) -> None:
-    """One rank never comes, so that the others' votes are in when one of them is killed."""
     environment = chosen(four_ranks, arbiter, by_arbiter=by_arbiter)
-    found = inits(environment, ranks=4, processes=3, absent=1, kill_at=300)
-    assert counts(found) == (0, 2, 0)
+    found = inits(environment, ranks=4, **options)
+    assert counts(found) == (0, abstain, 0)
     assert found["longest_ms"] < 2 * LIMIT_MS
-
-
-@by_both
-def test_a_rank_that_comes_late_abstains_at_once(
-    by_arbiter: bool, inits: Inits, four_ranks: Setting, arbiter: Start
-) -> None:
-    """As one whose file system stalls before it votes."""
-    environment = chosen(four_ranks, arbiter, by_arbiter=by_arbiter)
-    found = inits(environment, ranks=4, processes=4, late=3 * LIMIT_MS)
-    assert counts(found) == (0, 4, 0)
-    assert found["longest_ms"] < 2 * LIMIT_MS
-    assert found["ms"][0] < LIMIT_MS / 2  # from the late one's entry on
-    assert not list(Path("/dev/shm").glob(f"dynamiccl-*-{four_ranks.job}-*"))
-
-
-@by_both
-def test_a_creation_that_is_aborted_while_it_waits_ends_within_the_bound(
-    by_arbiter: bool, inits: Inits, four_ranks: Setting, arbiter: Start
-) -> None:
-    """A tuner does not see the abort flag, and ncclCommAbort joins the creation's thread."""
-    environment = chosen(four_ranks, arbiter, by_arbiter=by_arbiter)
-    found = inits(environment, ranks=4, processes=2, absent=1, abort_at=100)
-    assert counts(found) == (0, 3, 0)
-    assert LIMIT_MS / 2 < found["longest_abort_ms"] < 2 * LIMIT_MS
+    if "abort_at" in options:
+        assert LIMIT_MS / 2 < found["longest_abort_ms"] < 2 * LIMIT_MS
+    if "late" in options:
+        assert found["ms"][0] < LIMIT_MS / 2  # from the late one's entry on
+        assert not list(Path("/dev/shm").glob(f"dynamiccl-*-{four_ranks.job}-*"))
 
 
 def test_processes_with_a_dev_shm_each_abstain_and_wait_long_once(
