@@ -118,7 +118,8 @@ class ScriptedBrain:
     """A loaded `brain.pt`; raises MachineError without torch, and CorruptFile."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._module = path, scripts().load_script(path) if path.is_file() else None
+        self._path = path
+        self._module: Any = scripts().load_script(path) if path.is_file() else None
         if not hasattr(self._module, "decide"):
             raise CorruptFile(
                 f"{path} is not there, or of an older release; export the artifact again"

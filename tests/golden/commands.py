@@ -37,7 +37,11 @@ LINES: Final[tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...]] = (
     ("evaluate report --data data --policy POLICY --out report", (), ("tasks", "split")),
     ("evaluate gate --policy POLICY --data fresh --known data --out gated", (), ("q", "test")),
     ("evaluate gate --policy POLICY --plan p.toml --sweep tiny.toml --known data", (), ()),
-    ("evaluate explain gated --collective AllReduce --size 4M ON", (), ("system", "first_byte")),
+    (
+        "evaluate explain gated --collective AllReduce --size 4M --group 4x8",
+        (),
+        ("system", "first_byte"),
+    ),
     ("evaluate simulate --policy POLICY --out simulate --calls 300 --seeds 1", (), ()),
     ("deploy export gated --out artifact", (), ("recipe", "machines")),
     ("deploy table artifact --group 4x8", (), ("system", "num_nodes", "num_ranks")),
@@ -63,7 +67,6 @@ def _make(folder: Path) -> Any:
     assert dynamiccl("collect", *b300, directory=folder)[0] == 0
     words: dict[str, list[Any]] = {
         "SAMPLE": sorted(SAMPLE.glob("*.csv")),
-        "ON": ["--ranks", 32, "--nodes", 4],
         "PLUGIN": ["--plugin", library(TUNER_NAME)],
         "MACHINE": [_MACHINE],
     }

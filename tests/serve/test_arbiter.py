@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,10 @@ class Job(Runner):
         }
 
     @contextmanager
-    def launcher(self, script: str, **env: str) -> Iterator["subprocess.Popen[str]"]:
-        """A launcher that runs a script, says `ready`, and ends with the block."""
+    def launcher(
+        self, script: str, **env: str
+    ) -> Iterator[tuple["subprocess.Popen[str]", list[str]]]:
+        """A launcher that has run a script, and its ranks' lines; it ends with the block."""
         process = subprocess.Popen(
             ["sh", "-c", f"{script}\necho ready; read line"],
             env={**self.env, **env},
@@ -51,8 +54,10 @@ class Job(Runner):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+        assert process.stdout is not None
         try:
-            yield process
+            lines = takewhile(lambda line: line != "ready\n", process.stdout)
+            yield process, [line.strip() for line in lines]
         finally:
             process.kill()
             process.communicate()
@@ -85,23 +90,11 @@ def job_fixture(home: Path) -> Iterator[Job]:
         send(pid, signal.SIGKILL)  # it may have ended
 
 
-def lines_of(process: "subprocess.Popen[str]") -> list[str]:
-    """What a launcher's ranks say until it is ready."""
-    assert process.stdout is not None
-    lines: list[str] = []
-    for line in process.stdout:
-        if line == "ready\n":
-            return lines
-        lines.append(line.strip())
-    raise AssertionError(lines)
-
-
 FIRST = "RANK=0 $RUN printenv DYNAMICCL_ARBITER"
 
 
 def test_the_first_rank_starts_it_and_the_others_find_it(job: Job) -> None:
-    with job.launcher(FIRST) as launcher:
-        [own] = lines_of(launcher)
+    with job.launcher(FIRST) as (_, [own]):
         assert len(job.processes()) == 2
         assert own == f"127.0.0.1:{job.port}"
         assert 20000 <= job.port < 32000
@@ -117,8 +110,7 @@ def test_the_first_rank_starts_it_and_the_others_find_it(job: Job) -> None:
 
 
 def test_it_goes_on_when_a_rank_is_started_again_and_ends_with_the_launcher(job: Job) -> None:
-    with job.launcher(f"{FIRST}; echo first; {FIRST}; {FIRST}") as launcher:
-        own, *again = lines_of(launcher)
+    with job.launcher(f"{FIRST}; echo first; {FIRST}; {FIRST}") as (launcher, [own, *again]):
         assert again == ["first", own, own]
         assert len(job.processes()) == 2
         before = job.processes()
@@ -138,10 +130,9 @@ def test_it_goes_on_when_a_rank_is_started_again_and_ends_with_the_launcher(job:
 def test_none_that_is_about_to_end_is_taken_by_the_next_job_of_its_name(job: Job) -> None:
     """As `dynamiccl-run ...; dynamiccl-run ...` under one TORCHELASTIC_RUN_ID."""
     for _ in range(10):
-        with job.launcher(FIRST) as launcher:
-            lines_of(launcher)
-        with job.launcher(FIRST) as launcher:
-            [own] = lines_of(launcher)
+        with job.launcher(FIRST):
+            pass
+        with job.launcher(FIRST) as (_, [own]):
             time.sleep(0.3)  # that of the job before looks each 0.2 s whether its processes live
             assert job.of_rank(1)[0].get("DYNAMICCL_ARBITER") == own
             assert own == f"127.0.0.1:{job.port}"
@@ -151,8 +142,7 @@ def test_none_that_is_about_to_end_is_taken_by_the_next_job_of_its_name(job: Job
 def test_it_stays_while_the_first_rank_lives_without_a_launcher(job: Job) -> None:
     """As after `nohup dynamiccl-run ... &` and a logout."""
     rank = "(RANK=0 $RUN sleep 60 < /dev/null > /dev/null 2>&1 & echo $!)"
-    with job.launcher(rank) as launcher:
-        [pid] = lines_of(launcher)
+    with job.launcher(rank) as (_, [pid]):
         until = time.monotonic() + 20
         while len(job.processes()) < 2 and time.monotonic() < until:
             time.sleep(0.05)
@@ -164,8 +154,7 @@ def test_it_stays_while_the_first_rank_lives_without_a_launcher(job: Job) -> Non
 
 def test_it_answers_after_one_of_its_processes_was_killed(job: Job) -> None:
     for killed in (0, 1):  # the keeper, the worker
-        with job.launcher(FIRST) as launcher:
-            [own] = lines_of(launcher)
+        with job.launcher(FIRST) as (_, [own]):
             os.kill(job.processes()[killed], signal.SIGKILL)
             assert job.of_rank(1)[0]["DYNAMICCL_ARBITER"] == own
         assert job.is_gone(1)
@@ -178,8 +167,8 @@ WAITS_FOR_ALL = (
 
 def test_a_rank_that_waits_for_all_its_children_ends(job: Job) -> None:
     script = f'RANK=0 $RUN python3 -c "{WAITS_FOR_ALL}"'
-    with job.launcher(script) as launcher:
-        assert lines_of(launcher) == ["waited"]
+    with job.launcher(script) as (_, said):
+        assert said == ["waited"]
         assert len(job.processes()) == 2
 
 
@@ -263,8 +252,7 @@ def test_an_accepted_connection_is_no_answer(how: str, job: Job) -> None:
         assert f"127.0.0.1:{port}: where ranks need one" in said
         assert time.monotonic() - began < LIMIT_S + 8  # once; the job waits for nothing more
         # One that answers counts all the same.
-        with job.launcher(FIRST) as launcher:
-            own = lines_of(launcher)
+        with job.launcher(FIRST) as (_, own):
             assert [job.of_rank(1, **by_hand)[0]["DYNAMICCL_ARBITER"]] == own
 
 
@@ -286,8 +274,7 @@ def test_of_three_ports_some_may_be_taken(job: Job) -> None:
     taken: list[socket.socket] = []
     try:
         for _ in range(3):
-            with job.launcher(FIRST) as launcher:
-                [own] = lines_of(launcher)
+            with job.launcher(FIRST) as (_, [own]):
                 assert own == f"127.0.0.1:{job.port}"
                 shown, said = job.of_rank(1)
                 assert (shown["DYNAMICCL_ARBITER"], said) == (own, "")
@@ -307,8 +294,7 @@ def test_that_of_another_job_or_key_is_none(job: Job, tmp_path: Path) -> None:
     key = tmp_path / "other-key"
     key.write_text("0" * 32)
     key.chmod(0o600)
-    with job.launcher(FIRST) as launcher:
-        [own] = lines_of(launcher)
+    with job.launcher(FIRST) as (_, [own]):
         for env in ({"DYNAMICCL_JOB_ID": "other"}, {"DYNAMICCL_KEY_FILE": str(key)}):
             assert NO_ANSWER in job.of_rank(1, DYNAMICCL_ARBITER=own, **env)[1]
 
@@ -322,8 +308,7 @@ def by_hand(job: Job) -> Mapping[str, str]:
 
 def test_one_started_by_hand_is_taken(job: Job) -> None:
     job.env = dict(by_hand(job))
-    with job.launcher(f"$RUN {job.home}/bin/dynamiccl-arbiter 0") as launcher:
-        [port] = lines_of(launcher)
+    with job.launcher(f"$RUN {job.home}/bin/dynamiccl-arbiter 0") as (_, [port]):
         shows = ("printenv", "DYNAMICCL_ARBITER", "DYNAMICCL_WORD")
         done = job(*shows, env={"DYNAMICCL_ARBITER": f"localhost:{port}"})
         address, word = done.stdout.split()
@@ -339,16 +324,15 @@ def test_where_nvlink_may_join_hosts_a_job_that_may_be_on_several_has_one(
     job.env = dict(by_hand(job))
     fake_nvml(tmp_path, CLUSTER=1, CODE=0)
     show = "$RUN printenv DYNAMICCL_WORD DYNAMICCL_ARBITER"
-    with job.launcher(show, LD_LIBRARY_PATH=str(tmp_path)) as launcher:
-        assert lines_of(launcher) == ["0", f"127.0.0.1:{job.port}"]
+    with job.launcher(show, LD_LIBRARY_PATH=str(tmp_path)) as (_, said):
+        assert said == ["0", f"127.0.0.1:{job.port}"]
     assert job.is_gone(1)
-    with job.launcher(show) as launcher:
-        assert lines_of(launcher) == ["1"]
+    with job.launcher(show) as (_, said):
+        assert said == ["1"]
         assert not job.processes()
 
 
 def test_it_stays_where_its_standard_descriptors_are_closed(job: Job) -> None:
-    with job.launcher("RANK=0 $RUN true <&- >&- 2>&-") as launcher:
-        lines_of(launcher)
+    with job.launcher("RANK=0 $RUN true <&- >&- 2>&-"):
         assert len(job.processes()) == 2
     assert job.is_gone(1)

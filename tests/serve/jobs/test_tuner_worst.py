@@ -49,7 +49,7 @@ def counts(found: dict[str, Any]) -> tuple[int, int, int]:
     ids=["killed", "late", "aborted"],
 )
 def test_whoever_waits_in_vain_abstains_within_the_bound(
-    options: dict[str, int],
+    options: dict[str, Any],
     abstain: int,
     by_arbiter: bool,
     inits: Inits,
