@@ -268,7 +268,7 @@ class TunerBrain:
         #: Which may be played, [collective][bin][action].
         self._mask = np.stack([allowed(manifest, self._support, c, bins) for c in TUNED])
         its_bins = table.first_bin, table.num_bins
-        if found not in {None, table} and (found.first_bin, found.num_bins) == its_bins:
+        if found and found != table and (found.first_bin, found.num_bins) == its_bins:
             return found
         entries = table.entries.copy()
         if not self._is_ours:
@@ -360,13 +360,12 @@ def find_policy_maker(name: str) -> MakeBrain:
         return POLICIES[name]
     module_name, _, attribute = name.partition(":")
     try:
-        maker = getattr(importlib.import_module(module_name), attribute)
+        maker: MakeBrain = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise UserError(
             f"--policy {name} cannot be imported: {error}; is its directory in PYTHONPATH?"
         ) from error
-    found: MakeBrain = maker
-    return found
+    return maker
 
 
 def brain_command(

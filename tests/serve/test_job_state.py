@@ -138,18 +138,6 @@ def test_python_brain_and_plugin_keep_the_same_state_for_a_whole_job(
     assert (differing <= 0.001 * asked * len(KEYS)).all(), differing
 
 
-def test_what_was_asked_before_without_a_new_call_leaves_the_state_alone(
-    stateful: Artifact,
-) -> None:
-    once, often = (ScriptedBrain(stateful.directory / "brain.pt") for _ in range(2))
-    for tasks in questions(1, 300):
-        for _ in range(3):
-            decided(often, tasks)
-        assert decided(once, tasks) is not None
-    last = tasks
-    assert decided(once, last) == decided(often, last)
-
-
 def test_a_rollout_unrolls_as_it_was_stepped() -> None:
     torch.manual_seed(0)
     trunk = StatefulTrunk(Trunk((WINDOW_LENGTH, 20), 40, [16], "mlp"), 16, 5, UNITS)

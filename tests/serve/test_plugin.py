@@ -178,8 +178,6 @@ def test_answers_are_what_the_law_in_python_says(
     ("changes", "shape", "reason"),
     [
         ({"DYNAMICCL_JOB": None}, (8, 1), "start the job with dynamiccl-run"),
-        ({"NCCL_COMM_ID": "n0:1"}, (8, 1), "gives all communicators one id"),
-        ({}, (16, 2), "the artifact has no table for 16 ranks on 2 nodes of test-system"),
         ({}, (15, 2), "its nodes hold different numbers of ranks"),
         ({"domains": "3"}, (8, 1), "its NVLink domains hold different numbers of ranks"),
         ({"domains": "4"}, (8, 1), "the artifact's table, from call 0: it acts in 1245 of 1245"),

@@ -17,7 +17,7 @@ from dynamiccl.errors import CorruptFile
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.serve import brain_module as watcher
 from dynamiccl.serve.artifact import Artifact
-from dynamiccl.serve.brain import POLICIES, History, KeyCalls, ScriptedBrain
+from dynamiccl.serve.brain import KeyCalls, ScriptedBrain
 from dynamiccl.serve.brain_module import write_brain
 from dynamiccl.serve.build import BRAIN_NAME
 from dynamiccl.serve.export import export_artifact
@@ -220,11 +220,3 @@ def test_the_plugins_runtime_decides_as_python_does(
         for tasks in questions(trigger, 0, 40):
             told = [task for task in tasks if task.calls]
             assert leader.table(watching.directory, CONFIG, told) == decided(brain, told)
-
-
-def test_brains_of_two_communicators_do_not_mix(watching: Artifact, trigger: Path) -> None:
-    one, other = (POLICIES["artifact"](watching) for _ in range(2))
-    asked = list(questions(trigger, 0, 40))
-    for tasks in asked:
-        decided = one.decide(CONFIG, History(tuple(tasks), None))
-    assert decided != other.decide(CONFIG, History(tuple(asked[-1]), None))
