@@ -23,8 +23,16 @@ from dynamiccl.collect.output import FileReport
 from dynamiccl.collect.schedule import LaunchMode, arguments, deal
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.errors import DynamicclError, MachineError, OutputError
-from tests.collect.benchmark.stand_in import ROOT, rows, run, site, wanted
-from tests.collect.benchmark.sweeps import feasible, launch_of, sweep
+from tests.collect.benchmark.stand_in import (
+    ROOT,
+    feasible,
+    launch_of,
+    rows,
+    run,
+    site,
+    sweep,
+    wanted,
+)
 
 torch = pytest.importorskip("torch", reason="torch is not installed: nothing was checked")
 

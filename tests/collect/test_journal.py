@@ -29,7 +29,7 @@ from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.datasets.store import measurements_table
 from dynamiccl.errors import CorruptFile, UserError
-from tests.collect.benchmark.sweeps import sweep
+from tests.collect.benchmark.stand_in import sweep
 from tests.rows import MIB, default, forced
 
 MADE = sweep()

@@ -19,7 +19,7 @@ from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.simulator.system import QUIET as UNDISTURBED
 from dynamiccl.simulator.system import UNTOUCHED, Call, Group
 from dynamiccl.simulator.systems import find_system
-from tests.collect.benchmark.sweeps import sweep
+from tests.collect.benchmark.stand_in import sweep
 
 TWO_NODES = "[{ num_nodes = 2, ranks_per_node = 8 }]"
 

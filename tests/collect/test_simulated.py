@@ -4,7 +4,7 @@ import pytest
 
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.errors import InvalidSweep
-from tests.collect.benchmark.sweeps import sweep
+from tests.collect.benchmark.stand_in import sweep
 
 B300 = {"simulator": '{ system = "b300-nvlink" }'}
 

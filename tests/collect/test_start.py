@@ -28,7 +28,7 @@ from dynamiccl.collect.strategies import Outcome, make_strategy
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.errors import InvalidSweep, MachineError, MissingPath, UserError
 from dynamiccl.libraries import SWEEP_NAME
-from tests.collect.benchmark.sweeps import sweep
+from tests.collect.benchmark.stand_in import sweep
 
 
 def options(folder: Path, **more: Any) -> RunOptions:

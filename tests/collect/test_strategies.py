@@ -17,7 +17,7 @@ from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.strategies import Outcome, Strategy
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
-from tests.collect.benchmark.sweeps import sweep
+from tests.collect.benchmark.stand_in import sweep
 
 GRID = {
     "num_channels": "[0, 1, 2, 4, 8, 16, 32]",

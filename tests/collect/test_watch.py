@@ -30,8 +30,7 @@ from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import comparable, usable
 from tests.collect import sysfs
-from tests.collect.benchmark.stand_in import site
-from tests.collect.benchmark.sweeps import sweep
+from tests.collect.benchmark.stand_in import site, sweep
 from tests.collect.live_processes import PATIENCE_S, await_true, is_running
 from tests.fakes.nvml.build import fake_nvml_env
 

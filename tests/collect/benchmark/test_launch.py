@@ -13,8 +13,7 @@ from dynamiccl.collect.batch import RunOptions
 from dynamiccl.collect.cli import start_sweep
 from dynamiccl.datasets import store
 from dynamiccl.simulator.system import Group
-from tests.collect.benchmark.stand_in import rows, run, share_near_truth, statuses, wanted
-from tests.collect.benchmark.sweeps import sweep
+from tests.collect.benchmark.stand_in import rows, run, share_near_truth, statuses, sweep, wanted
 from tests.fakes.nccl_tests.install import install_stand_in
 
 

@@ -16,8 +16,7 @@ from dynamiccl.collect.launchers import Interrupt
 from dynamiccl.collect.output import MEANT_AS_ROW
 from dynamiccl.collect.run import SweepProgress
 from dynamiccl.errors import InvalidSweep, MachineError
-from tests.collect.benchmark.stand_in import lost, rows, run, site, statuses
-from tests.collect.benchmark.sweeps import sweep
+from tests.collect.benchmark.stand_in import lost, rows, run, site, statuses, sweep
 
 #: Where a launch is lost without waiting for it: the others may be late on a busy machine.
 PATIENT = "{ startup_timeout_s = 40, stall_timeout_s = 20, retry_after_s = 0 }"

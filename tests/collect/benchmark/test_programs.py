@@ -17,8 +17,7 @@ from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import Collective
-from tests.collect.benchmark.stand_in import ROOT, run, site, wanted
-from tests.collect.benchmark.sweeps import sweep
+from tests.collect.benchmark.stand_in import ROOT, run, site, sweep, wanted
 from tests.fakes.nccl_tests.install import install_stand_in
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dynamiccl.collect.launch import choices_of, comm_logs, last_words, read_rows, wrong_comms
 from dynamiccl.collect.output import MEANT_AS_ROW
 from dynamiccl.collect.schedule import Choice, LaunchMode, deal
-from tests.collect.benchmark.sweeps import feasible, launch_of, sweep
+from tests.collect.benchmark.stand_in import feasible, launch_of, sweep
 from tests.fakes.nccl_tests.install import run_stand_in
 
 SIZES = (1024, 2048, 4096)

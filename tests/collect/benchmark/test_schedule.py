@@ -33,7 +33,7 @@ from dynamiccl.collect.schedule import (
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.nccl import ABSTAIN
 from dynamiccl.schedule import REPORT_MAGIC, REPORT_VERSION, BlockState, Schedule, totals_of
-from tests.collect.benchmark.sweeps import feasible, launch_of, picked, sweep
+from tests.collect.benchmark.stand_in import feasible, launch_of, picked, sweep
 
 TRIALS = feasible(sweep())
 NET = '[{ name = "net", transport = "NET" }]'
