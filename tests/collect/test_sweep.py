@@ -18,6 +18,7 @@ from dynamiccl.collect.sweep import Sizes, Sweep, load_sweep, parse_sweep, sweep
 from dynamiccl.errors import InvalidSweep
 from dynamiccl.nccl import ABSTAIN
 from dynamiccl.sizes import size_bin
+from tests.collect.parsed import INPUTS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HEAD = """
@@ -45,62 +46,7 @@ def group(words: str) -> str:
     return f"groups = [{{ {words} }}]"
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    # More of them, as a command's line, are in tests/cli/bad_input.toml.
-    [
-        ('name = "A b"', "sweep name 'A b' cannot be a directory name"),
-        (
-            group("nodes = 1, ranks_per_node = 8"),
-            "groups.0: unknown key 'nodes' (did you mean 'num_nodes'?); known keys are num_nodes, "
-            "ranks_per_node, num_hosts, split, spare",
-        ),
-        (group("num_nodes = 1, ranks_per_node = 8, num_hosts = 3"), "8 ranks cannot be shared out"),
-        (group('num_nodes = 4, ranks_per_node = 8, split = "DIV 1"'), "alone"),
-        (group('num_nodes = 4, ranks_per_node = 8, split = "DIV 32"'), "one communicator"),
-        (
-            group('num_nodes = 1, ranks_per_node = 8, num_hosts = 2, split = "DIV 2"'),
-            "nodes that are hosts",
-        ),
-        (group("num_nodes = 4, ranks_per_node = 8, spare = true"), "give one"),
-        ('protocols = ["LL127"]', "choose from LL, LL128, Simple"),
-        ('sizes = { min = "1.5M", max = "4M" }', "'1.5M' is no size; write 4096, '64K', '16M'"),
-        ('sizes = { min = "1M" }', "sizes: max is missing; add it"),
-        ("sizes = { list = [64], min = 1, max = 2 }", "give either min and max, or list"),
-        ("sizes = { min = 1, max = 8, factor = 2, steps_per_octave = 1 }", "give one of factor"),
-        (
-            'datatypes = ["flot"]',
-            "unknown datatype 'flot' (did you mean 'float'?); choose from int8",
-        ),
-        ('[[profiles]]\nname = "a"\nenv = { FOO = "1" }', "'FOO' is no NCCL_* variable"),
-        ('[[profiles]]\nname = "a"\nenv = { NCCL_ALGO = "Ring" }', "use algorithms and protocols"),
-        (
-            '[[profiles]]\nname = "a"\nenv = { NCCL_SYM_NOWIN_ENABLE = "1" }',
-            "symmetric kernels run, and these ask no tuner",
-        ),
-        (
-            '[[profiles]]\nname = "default"\ntransport = "SHM"',
-            "is the user's untouched environment",
-        ),
-        ('[[interference]]\nkind = "cpu"\nlevel = 2', "the level of 'cpu' is a share"),
-        (
-            '[[interference]]\nkind = "noise"',
-            "unknown interference 'noise' (did you mean 'none'?); ",
-        ),
-        ('[runner]\narguments = ["-z"]', "runner: unknown key 'arguments'; known keys are"),
-        ("[simulator]\nnoise_sigma = nan", "noise_sigma: Input should be a finite number"),
-        ("num_channels = [0, 0]", "trial AllReduce:4x8:1048576:Tree/LL is declared twice"),
-        (
-            'only = ["AllReduce:4x8:3145728:Ring/LL"]',
-            "only: the grid has no trial AllReduce:4x8:31",
-        ),
-        ('sizes = { min = "1K", max = "64T" }', "more than a GPU holds"),
-        (
-            'algorithms = ["Ring", "NVLS"]\nprotocols = ["LL"]',
-            "NVLS has no LL: add Simple to protocols, or remove NVLS from algorithms",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), INPUTS["sweep_mistakes"])
 def test_mistake_names_key_value_and_choices(change: str, said: str) -> None:
     with pytest.raises(InvalidSweep) as caught:
         parse(change)

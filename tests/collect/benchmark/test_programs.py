@@ -1,9 +1,6 @@
 """The programs of nccl-tests: found on the machine and in containers, asked for their options."""
 
 import os
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +14,7 @@ from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import Collective
-from tests.collect.benchmark.stand_in import ROOT, run, site, sweep, wanted
+from tests.collect.benchmark.stand_in import run, site, sweep, wanted
 from tests.fakes.nccl_tests.install import install_stand_in
 
 
@@ -53,73 +50,53 @@ def test_benchmark_of_the_host_is_found_where_a_mount_shows_it(tmp_path: Path) -
     assert found == ["/mine/built/reduce_perf", "/opt/reduce_perf", "reduce_perf"]
 
 
-#: Takes `exec --nv --bind A:B ... IMAGE` off, notes it, and runs the rest in namespaces of its own:
-#: of the host it has what the image is made of and what is bound, elsewhere than on the host.
+#: Takes `exec --nv --bind A:B ... IMAGE` off, notes it, makes what is bound be there by links, and
+#: runs the rest.
 APPTAINER = """#!/bin/bash
-echo "$@" >> {log}
 shift 2
-binds=()
-while [ "$1" = --bind ]; do binds+=(--bind "${{2%%:*}}" "${{2#*:}}"); shift 2; done
-image=$1
+while [ "$1" = --bind ]; do ln -sfn "${{2%%:*}}" "${{2#*:}}"; shift 2; done
+ln -sfn "$1" {inside}/image
 shift
-exec bwrap --unshare-user --unshare-ipc --die-with-parent \\
-  --ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib --symlink usr/lib64 /lib64 \\
-  --ro-bind /etc /etc --proc /proc --dev /dev --tmpfs /tmp \\
-  --ro-bind {base} {base} --ro-bind {venv} {venv} --ro-bind {root} {root} \\
-  --ro-bind "$image" /opt/nccl-tests \\
-  "${{binds[@]}}" "$@"
+echo "$@" >> {log}
+exec "$@"
 """
 
 
-@pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the runtime, which is bubblewrap under Apptainer's name, notes how it was called."""
-    trial = ("bwrap", "--unshare-user", "--ro-bind", "/", "/", "true")
-    if shutil.which("bwrap") is None or subprocess.run(trial, check=False).returncode != 0:
-        pytest.skip("no bubblewrap that may make namespaces here (Debian: bubblewrap)")
-    folder = tmp_path / "runtime"
-    folder.mkdir()
-    path = tmp_path / "calls"
-    program = folder / "apptainer"
-    places = {"root": ROOT, "base": sys.base_prefix, "venv": sys.prefix}
-    program.write_text(APPTAINER.format(log=path, **places))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return path
-
-
-def settings(image: Path, *mounts: str) -> str:
+def launcher(image: Path, *mounts: str) -> str:
     listed = ", ".join(f'"{mount}"' for mount in mounts)
     container = f'{{ runtime = "apptainer", image = "{image}", mounts = [{listed}] }}'
     return f'{{ kind = "local", container = {container} }}'
 
 
-def test_benchmark_of_the_image_runs_inside_the_container(
-    log: Path, tmp_path: Path, sweep_path: Path
+def test_benchmark_of_the_image_is_told_paths_inside_the_container(
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which sees data as /data and the plugin's folder as /plugin."""
-    image, out = install_stand_in(tmp_path / "image"), tmp_path / "out"
+    inside, log, program = tmp_path / "inside", tmp_path / "calls", tmp_path / "apptainer"
+    inside.mkdir()
+    program.write_text(APPTAINER.format(inside=inside, log=log))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    image, out = install_stand_in(tmp_path / "bin"), tmp_path / "out"
+    mounts = (f"{out}:{inside}/data", f"{sweep_path.parent}:{inside}/plugin")
+    made = sweep(cycles="1", launcher=launcher(image, *mounts))
+    where = replace(site(made, tmp_path, sweep_path), nccl_tests_dir=inside / "image")
     out.mkdir()
-    mounts = (f"{out}:/data", f"{sweep_path.parent}:/plugin")
-    made = sweep(cycles="1", launcher=settings(image, *mounts))
-    where = replace(site(made, tmp_path, sweep_path), nccl_tests_dir=Path("/opt/nccl-tests"))
-    runner = NcclTestsRunner(made.file, where)
     strategy = make_strategy(made.file, made.trials)
+    runner = NcclTestsRunner(made.file, where)
     assert run_sweep(made, strategy, runner, out, resume=False)["ended"] == "done"
     forced = wanted(store.read(out))
     assert forced.height == 2 * 3 * 8
     assert forced["verified"].all()
     calls = log.read_text().splitlines()
     assert len(calls) == 3  # the grid, the reference, the read-back
-    assert all("/opt/nccl-tests/all_reduce_perf" in call for call in calls)
+    assert all(f"{inside}/image/all_reduce_perf" in call for call in calls)
+    assert not any(str(hidden) in call for call in calls for hidden in (out, sweep_path.parent))
 
 
 def test_what_the_container_cannot_see_is_refused_before_anything_runs(
-    log: Path, tmp_path: Path, sweep_path: Path
+    tmp_path: Path, sweep_path: Path
 ) -> None:
-    made = sweep(cycles="1", launcher=settings(tmp_path, f"{tmp_path}:{tmp_path}"))
-    with pytest.raises(
-        InvalidSweep, match=r"libnccl-tuner-dynamiccl-sweep\.so cannot be seen inside"
-    ):
+    made = sweep(cycles="1", launcher=launcher(tmp_path, f"{tmp_path}:{tmp_path}"))
+    seen = r"libnccl-tuner-dynamiccl-sweep\.so cannot be seen inside"
+    with pytest.raises(InvalidSweep, match=seen):
         run(made, tmp_path, sweep_path)
-    assert not log.exists()
