@@ -116,20 +116,6 @@ def test_both_sides_of_each_half_are_measured(
         list(read_file(log, {"run": "x"}, ImportOptions(), report))
 
 
-def test_options_that_no_sweep_gives_are_refused_by_name(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from dynamiccl.collect.beside import options_of
-
-    for words, said in (
-        (["all_reduce_perf", "-z", "1"], "unrecognized arguments: -z 1"),
-        (["alltoall_perf"], "invalid choice: 'alltoall_perf'"),
-    ):
-        with pytest.raises(SystemExit, match="2"):
-            options_of([*words, "--edge", "96", "--meet", "x"])
-        assert said in capsys.readouterr().err
-
-
 def test_machine_without_a_gpu_is_no_place_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

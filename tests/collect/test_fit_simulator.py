@@ -23,7 +23,6 @@ from dynamiccl.simulator.systems import (
     Origin,
     Parameter,
     ParametricSystem,
-    Rescale,
     SystemFile,
     system_file,
 )
@@ -123,13 +122,6 @@ def test_disturbed_rows_and_excluded_runs_say_nothing(tmp_path: Path) -> None:
     ]
     found = cells(tmp_path, file, *rows)
     assert [cell.call.size_bytes for cell in found] == [MIB, 4 * MIB]
-
-
-def test_sizes_in_another_unit_are_made_bytes(tmp_path: Path) -> None:
-    rule = Rescale(runs=("elements",), factor=4, why="float32")
-    rows = (default(100.0, size_bytes=4 * MIB), default(102.0, run="elements"))
-    [cell] = cells(tmp_path, described(rescale=[rule]), *rows)
-    assert (cell.call.size_bytes, cell.time_us) == (4 * MIB, 101.0)
 
 
 def test_a_limit_of_a_profile_is_not_a_request(tmp_path: Path) -> None:

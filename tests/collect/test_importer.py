@@ -6,14 +6,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.collect.nccl_tests import load_systems
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError, UserError
-from tests.collect.parsed import imported, parse
+from tests.collect.parsed import imported
 
 LOG = (
     "# nThread 1 nGpus 8 minBytes 8 maxBytes 64\n"
@@ -74,24 +72,6 @@ def test_wrong_systems_file(text: str, message: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(UserError, match=message):
         load_systems(path)
-
-
-@settings(deadline=None, max_examples=30)
-@given(
-    size=st.integers(1, 1 << 40),
-    time=st.floats(1.0, 1e6),
-    wrong=st.one_of(st.none(), st.integers(0, 99_999)),
-)
-def test_what_was_printed_is_read(size: int, time: float, wrong: int | None) -> None:
-    algbw = size / time / 1e3
-    check = "N/A" if wrong is None else str(wrong)
-    half = f"{time:.2f} {algbw:.2f} {algbw * 1.75:.2f} {check}"
-    text = f"# Collective test starting: all_reduce_perf\n{size} {size} int8 sum -1 {half} {half}"
-    first, second = parse(text).rows
-    assert first["size_bytes"] == second["size_bytes"] == size
-    assert first["time_us"] == float(f"{time:.2f}")
-    assert first.get("wrong_values") == wrong
-    assert first["status"] == ("wrong_values" if wrong else "ok")
 
 
 DATA = Path(__file__).parents[1] / "data"

@@ -201,12 +201,6 @@ def test_only_usable_defaults_of_one_setting_and_round_make_a_pair(other: dict[s
     assert bands(default(1.0), {**default(2.0, repeat=1), **other}) == [None, None]
 
 
-def test_unknown_conditions_are_equal_to_each_other() -> None:
-    unknown = {"num_nodes": None, "ranks_per_node": None, "datatype": None, "round": None}
-    rows = [default(100.0, **unknown), default(150.0, repeat=1, **unknown)]
-    assert bands(*rows) == pytest.approx([0.5, 0.5])
-
-
 # --- One run at a time ---
 
 HOLDS: Final = """

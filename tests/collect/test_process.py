@@ -11,9 +11,6 @@ import pytest
 from dynamiccl.collect.launchers import (
     MAX_LINE_BYTES,
     Interrupt,
-    LauncherSettings,
-    Ranks,
-    command,
     run_process,
 )
 from tests.collect.live_processes import Limits, is_running, run_to_end
@@ -56,14 +53,6 @@ def test_exit_code_and_lines(case: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("KEPT", "k")
     done = run_to_end(shell(script), LIMITS)
     assert (done.returncode, done.lines) == (code, lines)
-
-
-def test_a_rank_here_has_its_variables_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GONE", "g")
-    argv = ("sh", "-c", "echo $A-${GONE-absent}")
-    settings = LauncherSettings(env={"A": "theirs", "GONE": "g"}, prefix=("nice",))
-    done = run_to_end(command(Ranks(argv, {"A": "ours"}, unset=("GONE",)), settings), LIMITS)
-    assert done.lines == ["ours-absent"]
 
 
 def test_lines_that_are_no_progress_do_not_put_off_a_stall() -> None:

@@ -337,8 +337,3 @@ def test_what_compute_beside_it_lacks_is_told_before_a_job_is_submitted(
     with pytest.raises(MachineError, match="'matmul' runs torch, which is not installed"):
         submit_sweep(made, options(played.folder))
     assert not played.asked("sbatch")
-
-
-def test_squeue_is_asked_once(played: Played) -> None:
-    played.submit()
-    assert len(played.asked("squeue")) == 1

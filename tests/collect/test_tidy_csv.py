@@ -91,12 +91,6 @@ def test_size_0_is_dropped_and_a_bandwidth_of_0_has_no_time(tmp_path: Path) -> N
     assert "a bandwidth of 0 keep no time" in summary.files[0].remarks[0]
 
 
-def test_what_the_caller_knows_is_for_empty_cells(tmp_path: Path) -> None:
-    known = {"system": "mine", "gpu": "H200"}
-    _, rows = load(tmp_path, {"gpu": ""}, {"repeat": "1"}, **known)
-    assert cells(rows, "gpu", "system") == [("H200", "mine"), ("H100", "mine")]
-
-
 def test_four_columns_are_enough_and_rows_alike_are_repeats(tmp_path: Path) -> None:
     text = (
         "collective,size_bytes,algorithm,protocol,time_us\n"

@@ -41,17 +41,6 @@ NET = '[{ name = "net", transport = "NET" }]'
 # --- The launches of a round ---
 
 
-def test_every_pick_is_in_one_timed_launch_and_ids_are_unique() -> None:
-    made = sweep(collectives='["AllReduce", "AllGather"]', datatypes='["float", "half"]')
-    trials = picked(made)
-    for plays in (True, False):
-        laid = lay_out(0, trials, made.file, plays_schedules=plays)
-        assert len({launch.id for launch in laid}) == len(laid)
-        timed = [one for one in laid if one.mode in {LaunchMode.SWEEP, LaunchMode.PLAIN}]
-        assert Counter(t for launch in timed for t in launch.trials) == Counter(trials)
-        assert laid == lay_out(0, trials, made.file, plays_schedules=plays)
-
-
 def test_what_runs_is_read_back_once() -> None:
     made = sweep()
     known = {trial.key for trial in TRIALS[2:]}

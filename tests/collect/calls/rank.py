@@ -2,20 +2,14 @@
 
 `Nccl` calls a built library's profiler as NCCL 2.27 (v4), 2.28 (v5) and 2.29 on (v6) do
 (`serve/plugin/nccl/profiler_abi.h`).
-
-`python -m tests.collect.calls.rank PLUGIN RANK RANKS` is one rank of a job on 2.28: 40 AllReduce,
-each of two channels that take 100 us and 10 us more a rank; rank 1 loses a channel of call 3, and
-the last call of all ranks is an AllGather.
 """
 
 import ctypes
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
 COMM_ID = 0x1234_5678_9ABC_DEF0
-CALLS = 40
 GROUP, COLL, P2P, KERNEL_CH = 1, 2, 4, 64
 GROUP_API, COLL_API, KERNEL_LAUNCH = 256, 512, 2048
 STOP: Final = 22
@@ -215,22 +209,3 @@ class Comm:
         """Events of the proxy's may still come."""
         if self.context.value is not None:
             self.profiler.finalize(self.context)
-
-
-def main(plugin: str, rank: int, num_ranks: int) -> None:
-    comm = Nccl(plugin, 5).comm(rank=rank, ranks=num_ranks)
-    reduce = Call(count=1000, datatype="ncclBfloat16", algorithm="NVLS", protocol="SIMPLE")
-    gather = Call("AllGather", 1000, "ncclInt8", algorithm="NVLS", protocol="SIMPLE")
-    for number in range(CALLS + 1):
-        (launched,) = comm.call(gather if number == CALLS else reduce)
-        begin_ns = 1_000_000 * (number + 1)
-        for channel in range(launched.kernels):
-            if (number, rank, channel) != (3, 1, 1):
-                comm.kernel(
-                    launched, channel, begin_ns + channel, begin_ns + 100_000 + 10_000 * rank
-                )
-    comm.finalize()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

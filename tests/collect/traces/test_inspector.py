@@ -104,15 +104,6 @@ def test_a_dump_of_4_3_that_is_cut_off_is_named_with_file_and_line(tmp_path: Pat
     assert both.calls["ranks_seen"].to_pylist() == [2]
 
 
-def test_no_header_is_carried_from_one_file_to_the_next(tmp_path: Path) -> None:
-    first = write_lines(tmp_path / "a.log", *dump_of_4_3(3, announced=3))
-    bare = [{"coll_perf": inspector_line(0, n, 5.0)["coll_perf"]} for n in range(2)]
-    second = write_lines(tmp_path / "b.log", *bare)
-    found = read(first, second)
-    assert found.calls.num_rows == 2
-    assert f"{second}:1: a record without header" in str(found.errors[0])
-
-
 def test_what_is_no_call_costs_itself_alone(tmp_path: Path) -> None:
     head = inspector_line(0, 0, 5.0, version="v4.1")["header"]
     stats = {"header": head, "dump_stats": {"coll_records": 1, "coll_dropped_total": 0}}
@@ -124,15 +115,6 @@ def test_what_is_no_call_costs_itself_alone(tmp_path: Path) -> None:
     assert (found.calls["time_us"].null_count, sum(found.untimed.values())) == (2, 2)
     [rejected] = found.reports[0].rejected
     assert (rejected.line, rejected.reason) == (3, "no record that is known")
-
-
-def test_a_record_without_a_communicator_is_joined_to_none(tmp_path: Path) -> None:
-    lines = [inspector_line(rank, 4, 7.25) for rank in (0, 1)]
-    for line in lines:
-        line["header"].pop("id")
-    calls = calls_of(write_lines(tmp_path / "a.log", *lines))
-    assert calls["time_us"].to_list() == [None, None]
-    assert calls["time_at_most_us"].to_list() == [7.25, 7.25]
 
 
 @pytest.mark.parametrize(

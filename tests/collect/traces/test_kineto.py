@@ -75,13 +75,6 @@ def test_several_kernels_of_one_operation_share_a_size_that_nobody_knows(tmp_pat
     assert "several kernels" in found.reports[0].remarks[0]
 
 
-def test_a_kernel_that_nothing_launched_keeps_what_it_is(tmp_path: Path) -> None:
-    chrome = Chrome()
-    chrome.event("kernel", _NAME, 10.0, 5.0, device=0, correlation=9, grid=[])
-    [call] = calls_of(chrome.write(tmp_path / "trace.json")).to_dicts()
-    assert (call["collective"], call["size_bytes"], call["asks_tuner"]) == ("AllReduce", None, True)
-
-
 @pytest.mark.parametrize("suffix", ["json", "json.gz"])
 def test_ranks_are_joined_by_pytorchs_number(suffix: str, tmp_path: Path) -> None:
     paths = []
@@ -190,15 +183,6 @@ def test_the_last_calls_of_a_step_have_no_compute_but_that_beside_them(tmp_path:
     assert ratios(chrome, tmp_path) == pytest.approx([400 / 200, 1.0] * 2)
 
 
-def test_of_gpus_that_are_not_traced_only_steps_are_known(tmp_path: Path) -> None:
-    chrome = Chrome()
-    chrome.step(1, 0.0, 900.0)
-    found = read(chrome.write(tmp_path / "trace.json"))
-    [step] = found.steps.to_pylist()
-    assert (step["step"], step["step_us"], step["compute_us"]) == (1, 900.0, None)
-    assert found.reports[0].remarks == ["no collective in it"]
-
-
 def test_a_trace_without_steps_is_one(tmp_path: Path) -> None:
     chrome = Chrome()
     chrome.compute(100.0, 50.0)
@@ -236,13 +220,6 @@ def test_a_kernel_says_what_it_does_and_whether_nccl_asked_a_tuner(
     kind = comm_kernel(name)
     assert kind is not None
     assert (None if kind[0] is None else kind[0].wire, kind[1]) == (collective, asks)
-
-
-@pytest.mark.parametrize(
-    "name", ["ampere_sgemm_128x64_tn", "void at::native::reduce_kernel<512, 1>()", "Memset"]
-)
-def test_kernels_that_compute_are_no_communication(name: str) -> None:
-    assert comm_kernel(name) is None
 
 
 def test_one_rank_alone_asks_no_tuner_and_a_shortened_list_is_taken_from_the_groups(
