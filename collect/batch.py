@@ -16,6 +16,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -70,10 +71,18 @@ def submit_sweep(sweep: Sweep, options: RunOptions) -> dict[str, Any]:
     text = batch_script(sweep, options, script)
     asking = script.with_suffix("")
     asking.mkdir(parents=True, exist_ok=True)
-    with journal.hold(asking, "submitting", "give the same command again in a moment"):
+    with ExitStack() as stack:
+        busy = None
+        try:
+            hold = journal.hold(asking, "submitting", "give the same command again in a moment")
+            stack.enter_context(hold)
+        except UserError as error:  # it submits, or asks for the state as we may
+            busy = error
         job = find(script)
         ended = journal.how_it_ended(folder, sweep.text)
         if job is None and ended is None:
+            if busy is not None:
+                raise busy
             if folder.is_dir() and not options.resume:
                 raise UserError(
                     f"{folder} says that this sweep was begun here, work is left, and no job of it "

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dynamiccl.collect import batch, cli
+from dynamiccl.collect import batch, cli, journal
 from dynamiccl.collect.batch import (
     RunOptions,
     batch_script,
@@ -327,6 +327,8 @@ def test_two_calls_at_once_submit_one_job(played: Played) -> None:
     assert len(played.asked("sbatch")) == 1
     assert "77" in told
     assert all(one == "77" or "is submitting this sweep" in one for one in told)
+    with journal.hold(played.script.with_suffix("")):  # what only asks is told all the same
+        assert played.submit()["job"] == "77"
 
 
 def test_what_compute_beside_it_lacks_is_told_before_a_job_is_submitted(
