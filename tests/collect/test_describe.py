@@ -100,11 +100,6 @@ def test_measured_noise_band_counts_before_that_of_repeats() -> None:
     assert (unknown["noise_band"], unknown["beyond_noise"]) == (None, True)
 
 
-def test_gain_is_over_the_untouched_default_and_not_over_that_under_our_plugin() -> None:
-    found = only(default(100.0), default(60.0, default_scope="profile"), forced("Ring", "LL", 80.0))
-    assert (found["best"], found["default_us"]) == ("Ring/LL", 100.0)
-
-
 @pytest.mark.parametrize(
     "out",
     [

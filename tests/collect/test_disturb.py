@@ -53,14 +53,6 @@ class Started(Nodes):
         return is_running(self.pids[0])
 
 
-def test_setting_with_no_other_process_starts_nothing() -> None:
-    nodes = Started()
-    for beside in (setting(), setting("matmul", 4096)):
-        with disturb(nodes, None, beside, NOTHING) as lost:
-            assert lost() is None
-    assert nodes.pids == []
-
-
 def test_stress_is_ended_when_the_launch_fails_and_told_when_it_ends_itself() -> None:
     nodes = Started()
     stress = disturb(nodes, None, setting("cpu", 0.1), NOTHING)

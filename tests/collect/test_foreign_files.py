@@ -18,7 +18,6 @@ from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets.store import measurements_table, trial_id
 from dynamiccl.errors import OutputError, UserError
 from tests.collect.parsed import INPUTS, imported
-from tests.collect.traces.made import calls_of, inspector_line
 from tests.published import WHOLE
 
 CASES = WHOLE / "public-cases"
@@ -225,10 +224,3 @@ def test_wrong_names_of_columns(columns: str, why: str, tmp_path: Path) -> None:
     text = "collective,bytes,latency_ms\nallreduce,8,1\n"
     with pytest.raises(UserError, match=why):
         imported(tmp_path / "t.csv", text, foreign_columns=columns)
-
-
-def test_a_dump_behind_a_prefix_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "a.log"
-    lines = (json.dumps(inspector_line(rank, 0, 100)) for rank in range(2))
-    path.write_text("".join(f"{rank}: {line}\n" for rank, line in enumerate(lines)))
-    assert calls_of(path)["time_us"].to_list() == [100.0]

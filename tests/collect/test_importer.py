@@ -59,11 +59,8 @@ def test_systems_file_sets_topology_and_name(log: Path, tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[systems.s]\nnvlink = 5", r"systems\.s\.nvlink: Extra .*with any of name, compute_cap"),
-        ("[machines.s]", r"machines.*should be 'systems'"),
-        ("[systems.s]\nnvswitch = 1", "nvswitch: Input should be a valid boolean"),
         ('[systems.s]\nnic_kind = "token ring"', r"nic_kind: .*\(got 'token ring'\)"),
         ('[systems.s]\nname = "a b"', "cannot be a directory name"),
-        ("[systems]\ns = 3", r"write tables \[systems\.NAME\]"),
         ("[systems.s", "no TOML: Expected"),
     ],
 )
@@ -104,6 +101,10 @@ def test_what_a_config_leaves_out_is_the_usual(tmp_path: Path) -> None:
     assert {row["launch_profile"] for row in rows} == {"agg_iters=2,graph=1,unalign=1"}
 
 
+def row(**keys: Any) -> dict[str, Any]:
+    return {"results": [{"size": 8, **keys}]}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -111,19 +112,10 @@ def test_what_a_config_leaves_out_is_the_usual(tmp_path: Path) -> None:
         ({"results": None}, "results: Input should be a valid list"),
         ({"results": []}, "holds no usable row"),
         ({"results": [7, {"size": "x"}]}, r"results\[0\]"),
-        (
-            {"results": [{"size": 8, "out_of_place": {"cpu_time": 1.0}}]},
-            "cpu_time: Input should be",
-        ),
-        ({"results": [{"size": 8, "in_place_per_iter": {"times_us": 1.0}}]}, "a valid list"),
-        (
-            {"results": [{"size": 8, "in_place": {"time": 9, "alg_bw": 7, "bus_bw": 7}}]},
-            "8 bytes in 9.0 us are not 7.0 GB/s",
-        ),
-        ({"results": [{"size": 8, "root": "9e30"}]}, "root: Input should be"),
-        ({"results": [{"size": 1 << 62}]}, "size: Input should be less than"),
-        ({"results": [{"size": 8, "in_place": {"time": [1.0]}}]}, "time: Input should be a valid"),
-        ({"results": [{"size": 8, "in_place": {"nwrong": -1}}]}, "nwrong: Input should be greater"),
+        (row(out_of_place={"cpu_time": 1.0}), "cpu_time: Input should be"),
+        (row(in_place_per_iter={"times_us": 1.0}), "a valid list"),
+        (row(in_place={"time": 9, "alg_bw": 7, "bus_bw": 7}), "8 bytes in 9.0 us are not 7.0 GB/s"),
+        (row(in_place={"nwrong": -1}), "nwrong: Input should be greater"),
     ],
 )
 def test_other_json_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.errors import InvalidSweep, MachineError
 from tests.collect import sysfs
 from tests.collect.live_processes import await_true, children, is_running
-from tests.collect.parsed import parse
 from tests.fakes.nvml.build import fake_nvml_env
 
 LOCAL = Nodes(LauncherSettings())
@@ -231,31 +230,6 @@ def test_sockets_are_the_nics_of_a_node_without_rdma(tmp_path: Path) -> None:
     for name, speed in (("eth0", 25000), ("eth1", 100000), ("eth2", -1)):
         sysfs.ethernet(tmp_path, name, speed=speed, hardware=True)
     assert nics(tmp_path) == ("socket", 100.0, 1)
-
-
-@pytest.mark.parametrize(
-    ("hosts", "per_host", "bus_id", "nodes"),
-    # A bus id of its own each; what nccl-tests printed up to 2.14; and ranks on one GPU.
-    [(2, 1, "0009:01:00", 2), (3, 4, "0x01", None), (2, 4, "0000:02:00", None)],
-)
-def test_ranks_that_seem_to_share_a_gpu_leave_the_number_of_nodes_open(
-    hosts: int, per_host: int, bus_id: str, nodes: int | None
-) -> None:
-    ranks = hosts * per_host
-    busbw = [f"{2 * (ranks - 1) / ranks * algbw:.2f}" for algbw in (10.49, 10.28)]
-    lines = ["# Collective test starting: all_reduce_perf", "# Using devices"]
-    lines += [
-        f"#  Rank {rank:2d} Group  0 Pid {1000 + rank:6d} on nid{rank // per_host:06d} "
-        f"device  0 [{bus_id}] NVIDIA GH200 120GB"
-        for rank in range(ranks)
-    ]
-    lines += [
-        f"1048576 262144 float sum -1 100.0 10.49 {busbw[0]} 0 102.0 10.28 {busbw[1]} 0",
-    ]
-    found = parse("\n".join(lines))
-    told = {(r["num_ranks"], r.get("num_nodes"), r["hosts"]) for r in found.rows}
-    assert told == {(ranks, nodes, f"nid[000000-{hosts - 1:06d}]")}
-    assert any("ranks show the same GPU" in remark for remark in found.remarks) == (nodes is None)
 
 
 @pytest.mark.parametrize(

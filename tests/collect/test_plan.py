@@ -28,28 +28,6 @@ def plan(**keys: str) -> Plan:
     return make_plan(sweep(**keys))
 
 
-@pytest.mark.parametrize(
-    ("keys", "timed", "reference", "read_back"),
-    [
-        # The grid and the untouched default in each cycle; what runs is read back once.
-        ({}, 2, 2, 1),
-        ({"algorithms": "[]"}, 2, 0, 1),
-        ({"runner": "{ read_back = false }"}, 2, 2, 0),
-        # A profile has a process of its own; the untouched default is one for both.
-        ({"profiles": '[{ name = "default" }, { name = "net", transport = "NET" }]'}, 4, 2, 2),
-        ({"collectives": '["AlltoAll"]', "algorithms": "[]"}, 2, 0, 0),
-        ({"strategy": '{ kind = "random", share = 0.25 }'}, 2, 2, 1),
-    ],
-)
-def test_processes_by_what_they_are_for(
-    keys: dict[str, str], timed: int, reference: int, read_back: int
-) -> None:
-    found = plan(**keys)
-    assert (found["launches_timed"], found["launches_reference"]) == (timed, reference)
-    assert found["launches_read_back"] == read_back
-    assert found["launches"] == timed + reference + read_back
-
-
 def test_counts_of_a_small_grid_by_hand_and_their_lines() -> None:
     found = plan()
     # 3 sizes x (default + 2 algorithms x 2 protocols x 2 channel counts), 2 cycles, the default

@@ -1,14 +1,10 @@
 """The real runner on the stand-in: real processes, the real plugin, times of the simulator."""
 
 import platform
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import polars as pl
-import pytest
 
-from dynamiccl.collect import launch, launchers
 from dynamiccl.collect.batch import RunOptions
 from dynamiccl.collect.cli import start_sweep
 from dynamiccl.datasets import store
@@ -49,16 +45,7 @@ def test_whole_grid_in_one_process_is_measured_verified_and_true(
     assert share_near_truth(forced, Group(1, 8)) > 0.9
 
 
-def test_what_takes_long_and_does_not_win_is_not_started(
-    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[float] = []
-
-    def run_process(argv: Any, patience_s: Callable[[], float], *more: Any) -> int | None:
-        asked.append(patience_s() - made.file.runner.startup_timeout_s)
-        return launchers.run_process(argv, patience_s, *more)
-
-    monkeypatch.setattr(launch, "run_process", run_process)
+def test_what_takes_long_and_does_not_win_is_not_started(tmp_path: Path, sweep_path: Path) -> None:
     made = sweep(
         algorithms='["Ring"]',
         num_channels="[0]",
@@ -74,8 +61,6 @@ def test_what_takes_long_and_does_not_win_is_not_started(
     assert "(runner.slow_max)" in reason
     ok = wanted(found).group_by("requested_protocol", "size_bytes").len().sort(pl.all())
     assert ok.rows() == [("LL", 1 << 20, 2), ("Simple", 1 << 20, 2), ("Simple", 4 << 20, 2)]
-    # A first row may take longer by two halves of seven calls at 0.5 GB/s.
-    assert asked == [pytest.approx(14 * (1 << 20) / 0.5e9)] * 2
 
 
 def test_nccls_own_choice_alone_needs_no_plugin(tmp_path: Path) -> None:
