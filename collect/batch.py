@@ -16,7 +16,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -71,28 +70,21 @@ def submit_sweep(sweep: Sweep, options: RunOptions) -> dict[str, Any]:
     text = batch_script(sweep, options, script)
     asking = script.with_suffix("")
     asking.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        busy = None
-        try:
-            hold = journal.hold(asking, "submitting", "give the same command again in a moment")
-            stack.enter_context(hold)
-        except UserError as error:  # it submits, or asks for the state as we may
-            busy = error
-        job = find(script)
-        ended = journal.how_it_ended(folder, sweep.text)
-        if job is None and ended is None:
-            if busy is not None:
-                raise busy
-            if folder.is_dir() and not options.resume:
-                raise UserError(
-                    f"{folder} says that this sweep was begun here, work is left, and no job of it "
-                    f"waits or runs (what it said: {asking}-*.out); go on with --resume, or take "
-                    "another --out or name"
-                )
-            for setting in dict.fromkeys(trial.setting for trial in sweep.trials):
-                check_packages(setting, sweep.file.launcher.container)
-            script.write_text(text, encoding="utf-8")
-            job = _submit(script), "submitted"
+    job, ended = find(script), journal.how_it_ended(folder, sweep.text)
+    if job is None and ended is None:
+        if folder.is_dir() and not options.resume:
+            raise UserError(
+                f"{folder} says that this sweep was begun here, work is left, and no job of it "
+                f"waits or runs (what it said: {asking}-*.out); go on with --resume, or take "
+                "another --out or name"
+            )
+        for setting in dict.fromkeys(trial.setting for trial in sweep.trials):
+            check_packages(setting, sweep.file.launcher.container)
+        with journal.hold(asking, "submitting", "give the same command again in a moment"):
+            job = find(script)  # of a call that was faster
+            if job is None:
+                script.write_text(text, encoding="utf-8")
+                job = _submit(script), "submitted"
     number, state = job or (None, ended)
     launches, done = journal.progress_on_disk(folder)
     trials = make_strategy(sweep.file, sweep.trials).expected_picks()
