@@ -113,9 +113,6 @@ def test_a_product_has_ended_before_the_work_and_one_begins_behind_it() -> None:
     assert products.alone() > 0
 
 
-# --- In a sweep ---
-
-
 def beside_products(**keys: str) -> Sweep:
     """Two ranks, two sizes, NCCL's own choice and two configs, beside products of edge 96."""
     fake = ROOT / "tests" / "fakes" / "nccl_tests" / "beside.py"

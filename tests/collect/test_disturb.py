@@ -139,9 +139,6 @@ def test_one_that_does_not_get_ready_is_ended_and_says_why(
     assert not nodes.is_running()
 
 
-# --- The programs ---
-
-
 def argv_for(level: float) -> list[str]:
     return [*ON_NODE, "busy", f"{level:g}"]
 

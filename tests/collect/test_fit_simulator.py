@@ -253,8 +253,6 @@ def test_several_systems_ask_which(tmp_path: Path) -> None:
         read_cells(away, ring_only())
 
 
-# --- The shipped fits against the published measurements that they were made from ---
-
 FILES = ("b300_nvlink_allreduce", "gb10_roce_ring", "rtx5090_socket_tables",
          "rtx5090_socket_raw_repeats")  # fmt: skip
 

@@ -59,9 +59,6 @@ def rows_in_parts(out: Path) -> list[str]:
     return sorted(store.read(out)["launch"].to_list()) if store.part_paths(out) else []
 
 
-# --- What is on disk ---
-
-
 def test_what_was_committed_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
     with journal(tmp_path) as first:
         first.begin_round(TRIALS[:2])
@@ -160,9 +157,6 @@ def test_begun_sweep_needs_resume_and_the_same_grid_and_runner(tmp_path: Path) -
         pass
 
 
-# --- The noise band ---
-
-
 def bands(*rows: dict[str, Any]) -> list[float | None]:
     found: list[float | None] = with_noise_band(measurements_table(rows))[
         "aa_noise_band"
@@ -200,8 +194,6 @@ def test_band_is_how_much_nine_in_ten_pairs_of_defaults_differ() -> None:
 def test_only_usable_defaults_of_one_setting_and_round_make_a_pair(other: dict[str, Any]) -> None:
     assert bands(default(1.0), {**default(2.0, repeat=1), **other}) == [None, None]
 
-
-# --- One run at a time ---
 
 HOLDS: Final = """
 import sys

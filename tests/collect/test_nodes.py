@@ -79,8 +79,6 @@ def test_our_own_programs_run_beside_the_step_and_outside_of_its_container(
     assert "-N 2 -n 8" in " ".join(started)
 
 
-# --- What a node is ---
-
 NODE: dict[str, Any] = {
     "nvml_error": None,
     "num_gpus": 8,

@@ -94,9 +94,6 @@ class Progress(SweepProgress):
         self.old = len(outcomes) if self.old is None else self.old
 
 
-# --- Rounds and parts ---
-
-
 def test_every_pick_is_a_row_and_each_round_a_part(tmp_path: Path) -> None:
     progress = Progress()
     summary = run(tmp_path, progress=progress)
@@ -117,9 +114,6 @@ def test_every_pick_is_a_row_and_each_round_a_part(tmp_path: Path) -> None:
     assert all(pl.read_parquet(path)["run"].n_unique() == 1 for path in parts(tmp_path))
 
 
-# --- Resume ---
-
-
 def test_what_does_not_fit_the_journal_is_refused_and_left_alone(tmp_path: Path) -> None:
     whole = sweep()
     run(tmp_path / "a", Sweep(whole.file, whole.text, whole.trials[:2]))
@@ -137,9 +131,6 @@ def test_what_does_not_fit_the_journal_is_refused_and_left_alone(tmp_path: Path)
     with pytest.raises(InvalidSweep):
         run(tmp_path / "out", sweep(TEXT.replace("num_nodes = 2", "num_nodes = 3")))
     assert not (tmp_path / "out").exists()
-
-
-# --- Configs that hang or crash ---
 
 
 class Flaky(SimulatorRunner):
@@ -218,9 +209,6 @@ def test_launches_that_a_config_ended_are_counted_across_a_resume(tmp_path: Path
     assert set(asked.values()) == {1}
 
 
-# --- The budget ---
-
-
 def test_what_fills_the_gaps_of_a_walk_is_paid_too(tmp_path: Path) -> None:
     class Fills(SimulatorRunner):
         def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
@@ -256,9 +244,6 @@ def test_the_hours_of_a_sweeps_jobs_add_up(tmp_path: Path, monkeypatch: pytest.M
     assert how_it_ended(folder, short.text) == "budget"
     assert len(launches) == 4
     assert how_it_ended(folder, short.text.replace("3.5", "8")) is None
-
-
-# --- Launches that never begin ---
 
 
 class Dead(SimulatorRunner):
@@ -354,9 +339,6 @@ def test_reference_is_no_pick_of_the_strategy(tmp_path: Path) -> None:
     run(tmp_path, made, runner=WithReference(made.file), progress=progress)
     assert len(progress.outcomes) == progress.expected == 3 * 15 + 3
     assert store.read(tmp_path).height == 3 * 15 + 3 + 3 * 6
-
-
-# --- What a person sees, and what a strategy is told ---
 
 
 def test_bar_says_done_failed_and_left_on_a_terminal_alone() -> None:

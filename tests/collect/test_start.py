@@ -41,9 +41,6 @@ def start(made: Sweep, folder: Path, **more: Any) -> Summary:
     return start_sweep(made, options(folder, **more))
 
 
-# --- Here ---
-
-
 def test_a_sweep_takes_the_library_that_it_names(tmp_path: Path) -> None:
     named = tmp_path / SWEEP_NAME
     made = sweep(runner=f'{{ plugin = "{named}" }}')
@@ -53,8 +50,6 @@ def test_a_sweep_takes_the_library_that_it_names(tmp_path: Path) -> None:
     named.touch()
     assert find_plugin(made.file) == named
 
-
-# --- As a batch job ---
 
 OUT = Path("/data/100% mine")
 WHOLE = f"""\

@@ -86,9 +86,6 @@ def regret(world: World, table: Table) -> float:
     return float(world.ratios(table, over_best=True).mean() - 1.0)
 
 
-# --- Exhaustive and random ---
-
-
 @pytest.mark.parametrize(
     ("chosen", "drawn"),
     [
@@ -133,8 +130,6 @@ def test_repeats_of_a_cycle_are_in_one_process_and_are_told_apart() -> None:
     timed = [launch.trials for launch in launches if launch.mode is schedule.LaunchMode.SWEEP]
     assert sum(map(len, timed)) == len(picks)
 
-
-# --- Adaptive ---
 
 MADE = adaptive()
 WORLD = world_of(MADE)
@@ -220,9 +215,6 @@ def test_the_budget_is_kept_and_a_short_one_goes_to_some_of_all_sizes() -> None:
         assert budget - 6 < len(world.play(strategy_of(made))) - infeasible <= budget
         chosen = {pick.size_bytes for pick in world.rounds[0] if pick.infeasible is None}
         assert max(chosen) / min(chosen) > 2**4
-
-
-# --- Adaptive in worlds that are kind to it, and in others ---
 
 
 def test_a_unimodal_world_is_solved_at_a_fifth_of_the_cost() -> None:

@@ -70,9 +70,6 @@ def test_only_leaves_single_trials_of_the_grid() -> None:
     assert parse_sweep(sweep_text(sweep.file), where="again").trials == sweep.trials
 
 
-# --- Trials ---
-
-
 def reasons(*changes: str) -> dict[str, str | None]:
     trials = parse(*changes, 'sizes = { min = "1M", max = "1M" }').trials
     return {trial.config.key: trial.infeasible for trial in trials}
@@ -135,9 +132,6 @@ def test_hosts_may_differ_from_what_nccl_counts_as_nodes() -> None:
     assert setting.key == "AllReduce:1x72:18hosts"
 
 
-# --- Several communicators at once ---
-
-
 @pytest.mark.parametrize(
     ("text", "shape", "second"),
     [
@@ -163,9 +157,6 @@ def test_single_processes_may_be_left_over_where_that_is_said() -> None:
     with pytest.raises(ValueError, match=r"'AND 0x17' makes no equal .*'DIV 8'"):
         communicators(*job)
     assert communicators(*job, spare=True) == tuple((k, k + 8) for k in range(8))
-
-
-# --- Sizes and walks ---
 
 
 def test_sizes_are_read_with_binary_units_and_laddered_as_asked() -> None:

@@ -155,9 +155,6 @@ def test_other_lines_say_nothing_and_a_launcher_may_label_them() -> None:
     assert heard == {"n1:7": [said | {"end_s": 5.0}]}
 
 
-# --- Real samplers ---
-
-
 @pytest.fixture
 def machine(fake_nvml: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Two healthy GPUs, until a test says otherwise."""

@@ -102,8 +102,6 @@ def _text(value: Any, indent: str) -> str:
     return "[\n" + ",\n".join(inner + _text(item, inner) for item in value) + f"\n{indent}]"
 
 
-# --- Tables: figures of each column, and the first rows ---
-
 #: Identities: equal ones stay equal, what they are called may change.
 _NAMES: Final = ("trial", "run", "launch")
 _ROWS: Final = 3

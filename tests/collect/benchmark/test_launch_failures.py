@@ -112,9 +112,6 @@ def test_row_that_another_rank_tore_runs_again_with_what_follows(
     assert found.filter(pl.col("repeat") < 2).height == 2 * 3 * (8 + 2 + 2)
 
 
-# --- Launches that never begin ---
-
-
 def test_what_cannot_be_read_back_is_measured_and_not_verified(
     tmp_path: Path, sweep_path: Path
 ) -> None:
@@ -138,9 +135,6 @@ def test_plugin_that_does_not_load_is_no_measurement(
     with pytest.raises(MachineError, match="the configs are not known"):
         run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, broken)
     assert "sweep" not in "".join(rows(tmp_path)["launch"])
-
-
-# --- Stops and kills ---
 
 
 def test_asked_to_stop_it_keeps_the_rows_of_the_running_process(
@@ -168,9 +162,6 @@ def test_asked_to_stop_it_keeps_the_rows_of_the_running_process(
     # What was measured is still there, and nothing was measured twice.
     assert after.join(before, on=before.columns[:9], how="semi").height >= before.height
     assert after.select(ONCE).unique().height == after.height
-
-
-# --- What is refused before anything runs ---
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,6 @@ def test_missing_binary_is_named_with_the_fix(tmp_path: Path) -> None:
             find_program(Collective.AllReduce, directory, None)
 
 
-# --- In a container ---
-
-
 def test_benchmark_of_the_host_is_found_where_a_mount_shows_it(tmp_path: Path) -> None:
     mounts = (f"{tmp_path}:/mine",)
     container = ContainerSettings(runtime="apptainer", image="i.sqsh", mounts=mounts)

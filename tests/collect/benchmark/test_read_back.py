@@ -21,8 +21,6 @@ CYCLES = 3
 BLOCKS = CYCLES * len(SIZES)
 Blocks = list[list[dict[str, Any]]]
 
-# --- What it printed ---
-
 
 @dataclass(frozen=True)
 class Recorded:
@@ -195,9 +193,6 @@ def test_last_words_are_those_of_the_failure() -> None:
     assert len(last_words(["error " + "x" * 5000])) == 600
 
 
-# --- Several communicators at once ---
-
-
 def ranks(groups: Callable[[int], int], hosts: str = "aaaabbbb") -> list[str]:
     """The ranks of a job as nccl-tests lists them, each with the colour of its communicator."""
     return [
@@ -227,8 +222,6 @@ def test_other_communicators_than_were_asked_for_are_told(
     wrong = wrong_comms(made.trials[0].setting, lines)
     assert wrong is None if said is None else said in str(wrong)
 
-
-# --- What ran ---
 
 #: Of a block: two halves of a synchronising and a timed call.
 CALLS = 4

@@ -38,8 +38,6 @@ from tests.collect.benchmark.stand_in import feasible, launch_of, picked, sweep
 TRIALS = feasible(sweep())
 NET = '[{ name = "net", transport = "NET" }]'
 
-# --- The launches of a round ---
-
 
 def test_what_runs_is_read_back_once() -> None:
     made = sweep()
@@ -48,9 +46,6 @@ def test_what_runs_is_read_back_once() -> None:
     [unknown] = [one for one in laid if one.mode is LaunchMode.READ_BACK]
     assert unknown.is_scheduled
     assert {trial.key for trial in unknown.trials} == {trial.key for trial in TRIALS[:2]}
-
-
-# --- The blocks of a launch ---
 
 
 def test_gaps_are_filled_with_further_repeats_of_the_default() -> None:
@@ -86,9 +81,6 @@ def test_large_messages_have_longer_before_they_count_as_hung() -> None:
     calls = Calls(20, 5, 1)
     assert calls.slow_s(64 << 10) < 0.1
     assert calls.slow_s(4 << 30) > 2 * 126  # LL with one channel took 126 s on two nodes of H100
-
-
-# --- What a launch starts ---
 
 
 def test_command_line_of_a_sweep_and_of_a_read_back() -> None:
@@ -156,8 +148,6 @@ def test_split_is_set_on_every_rank_and_its_mask_is_not(mode: LaunchMode) -> Non
     alone = launch_of(TRIALS[:1], mode, scheduled=False)
     assert "NCCL_TESTS_SPLIT" not in environment(alone, WORK, "", "")[0]
 
-
-# --- What the report says ---
 
 LAUNCH = launch_of(TRIALS)
 PLAIN = launch_of(TRIALS[:1], LaunchMode.PLAIN, scheduled=False)
@@ -241,9 +231,6 @@ def test_report_that_comes_late_is_waited_for_and_a_whole_one_is_not(tmp_path: P
     judge(LAUNCH, leave(tmp_path, [PLAYED], stopped=9), 5, math.inf)
     verdicts, _ = judge(LAUNCH, leave(tmp_path, [PLAYED]), 2)
     assert ["status" in verdict for verdict in verdicts] == [False, True]
-
-
-# --- Which trials need no block ---
 
 
 def test_ll_and_two_channels_are_left_out_of_large_messages_alone() -> None:

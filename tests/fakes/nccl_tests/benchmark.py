@@ -230,8 +230,6 @@ class Benchmark:
         return f" .. {self._world.host} pid {os.getpid()}: Test failure common.cu:1454\n"
 
 
-# --- What it prints and writes ---
-
 #: Releases: of nccl-tests, and NCCL's 2.30.7 as NCCL_VERSION_CODE.
 _TESTS, _NCCL = "2.19.6", 23007
 #: A step without a factor.
