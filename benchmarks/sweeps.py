@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -64,17 +65,20 @@ class Measured:
         return found
 
 
-def public_tables() -> tuple[list[Measured], dict[str, str]]:
-    """Every table of the published sweeps, and what of which file is in none, and why."""
+def public_tables() -> list[Measured]:
+    """Every table of the published sweeps."""
+    options = ImportOptions(systems_file=SAMPLE / "systems.toml")
     with tempfile.TemporaryDirectory() as folder:
-        left_out = import_sweeps(Path(folder))
+        for path in sorted((SWEEPS if SWEEPS.is_dir() else SAMPLE).glob("*.csv")):
+            with suppress(OutputError):  # one file holds targets, not measurements
+                import_files([path], Path(folder), options=options)
         frame = usable(read(Path(folder)))
     frame = frame.with_columns(
         file=pl.col("source_file").str.split("/").list.last().str.strip_suffix(".csv")
     )
     groups = frame.group_by(_CIRCUMSTANCES, maintain_order=True)
     found = [_measured(dict(zip(_CIRCUMSTANCES, key, strict=True)), rows) for key, rows in groups]
-    return sorted(found, key=lambda table: table.name), left_out
+    return sorted(found, key=lambda table: table.name)
 
 
 def _measured(key: Mapping[str, Any], frame: pl.DataFrame) -> Measured:
@@ -93,10 +97,8 @@ def _measured(key: Mapping[str, Any], frame: pl.DataFrame) -> Measured:
         log_times[sizes.index(size), configs.index(config), : len(told)] = told
     what = (key["nccl_version"], key["launch_profile"], key["interference_kind"])
     beside = [told for told in what if told not in {None, DEFAULT_PROFILE, QUIET}]
-    collective, shape = (
-        Collective.parse(key["collective"]),
-        (key["num_nodes"], key["ranks_per_node"]),
-    )
+    collective = Collective.parse(key["collective"])
+    shape = key["num_nodes"], key["ranks_per_node"]
     name = f"{key['file']}: {key['system']} {collective.wire} {shape[0]}x{shape[1]}"
     return Measured(
         *(" ".join([name, *beside]), collective, shape, tuple(sizes), configs, log_times),
@@ -120,18 +122,3 @@ def _why_not(sizes: Sequence[int], has: Bools) -> str:
     full = has[:, 0] & (has[:, 1:].sum(axis=1) >= 2)
     octaves = np.floor(np.log2(sizes))[full]
     return "" if len(np.unique(octaves)) >= 3 else FEW
-
-
-def import_sweeps(data: Path) -> dict[str, str]:
-    """Import the measured sweeps; of a file whose rows were not all taken, why."""
-    left_out: dict[str, str] = {}
-    options = ImportOptions(systems_file=SAMPLE / "systems.toml")
-    for path in sorted((SWEEPS if SWEEPS.is_dir() else SAMPLE).glob("*.csv")):
-        try:
-            dropped = import_files([path], data, options=options).files[0].dropped
-        except OutputError as error:  # one file holds targets, not measurements
-            left_out[path.name] = str(error).removeprefix(f"{path} ")
-        else:
-            if dropped:
-                left_out[path.name] = "; ".join(f"{n} rows: {why}" for why, n in dropped.items())
-    return left_out
