@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--seed", help="of the draw (default: the commit's hash)")
     asked = parser.parse_args()
     seed = asked.seed or git("rev-parse", "HEAD").decode().strip()
-    faults = []
+    faults: list[tuple[str, ast.expr | ast.Return, str]] = []
     for name in git("ls-files", f"{asked.room}/*.py").decode().splitlines():
         text = (ROOT / name).read_text("utf-8")
         found = [
@@ -100,8 +100,8 @@ def main() -> None:
             told = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
             return told[1] if told else done.stdout[-2000:] if done.returncode else ""
 
-        if found := failed():
-            raise SystemExit(f"without a fault: {found}")
+        if by := failed():
+            raise SystemExit(f"without a fault: {by}")
         for name, node, changed in draw.sample(faults, asked.count):
             before = (tree / name).read_text("utf-8")
             lines = before.splitlines(keepends=True)
@@ -109,10 +109,10 @@ def main() -> None:
             new = line[: node.col_offset] + changed.encode() + line[node.end_col_offset :]
             lines[node.lineno - 1] = new.decode()
             (tree / name).write_text("".join(lines), encoding="utf-8")
-            found = failed()
+            by = failed()
             (tree / name).write_text(before, encoding="utf-8")
-            survived += not found
-            told = f"found by {found}" if found else f"no test fails: {new.decode().strip()}"
+            survived += not by
+            told = f"found by {by}" if by else f"no test fails: {new.decode().strip()}"
             sys.stdout.write(f"{name}:{node.lineno}: {told}\n")
             sys.stdout.flush()
     sys.stdout.write(f"seed {seed}: {asked.count - survived} of {asked.count} found\n")

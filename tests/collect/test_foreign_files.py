@@ -33,42 +33,6 @@ $ NCCL_ALGO=Ring ./all_reduce_perf -b 2M -e 2M -g 2
 # Out of bounds values : 0 OK
 # Avg bus bandwidth    : 52.43
 """
-#: Before each line; `%d` is the line's number.
-PREFIXES = (
-    "[1,0]<stdout>:",
-    "[1,mpirank:0,algo-2]<stdout>:",
-    "[prterun-m7-4011@1,0][m7:9]<stdout>: ",
-    "Fri Jan  2 03:04:0%d 2026[1,0]<stdout>:",
-    "1: ",
-    "  3: [0] ",
-    "[0] ",
-    "[0@m7] ",
-    "[rank0]: ",
-    "[default0]:",
-    "(worker1, rank=1, pid=12) ",
-    "(head, rank=0, pid=11) [1,0]<stdout>:",
-    "(RayTrainWorker pid=77, ip=10.0.0.1) ",
-    "2026-01-02T03:04:0%d.123456789Z ",
-    "2026-01-02T03:04:0%d.123456789Z stdout F ",
-    "2026-01-02T03:04:0%d.123456789+01:00 stdout F [pod/x-launcher-0/launcher] 0: ",
-    "[pod/x-launcher-0/launcher] 2026-01-02T03:04:0%d.1Z [1,0]<stdout>:",
-    "[2026-01-02 03:04:0%d,678] ",
-    "[2026-01-02T03:04:0%d.678] (worker1, rank=1, pid=12) ",
-    "2026/01/02 03:04:0%d [1,0]<stderr>: ",
-    "Jan  2 03:04:0%d m7 slurmd[41]: ",
-    "03:04:0%d.5 | ",
-    "2026-01-02 03:04:0%d,678 - INFO - ",
-    "worker-1  | ",
-    "svc.1.k3j@m7    | ",
-    "m7: ",
-    "I0102 03:04:0%d.12345 77 run.py:12] ",
-    "mpi-launcher nccl-test> ",  # learned
-    "<m7/%d>[x] ",
-    "1767322445.%d ",
-    "    ",
-    "\x1b[36m(head, rank=0, pid=11)\x1b[0m ",
-    "[36m(head, rank=0, pid=11)[0m ",
-)
 
 
 def envelope(**told: str) -> Callable[[str], bytes]:
@@ -103,7 +67,7 @@ FORMS: dict[str, Callable[[str], bytes]] = {
             prefix.replace("%d", str(number % 10)) + line
             for number, line in enumerate(log.splitlines(keepends=True))
         ).encode()
-        for prefix in PREFIXES
+        for prefix in INPUTS["prefixes"]
     },
 }
 

@@ -13,13 +13,15 @@ from dynamiccl.collect.plan import (
     make_plan,
     plan_lines,
 )
+from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.sweep import Sweep
-from dynamiccl.errors import UserError
+from dynamiccl.errors import InvalidSweep, UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.simulator.system import QUIET as UNDISTURBED
 from dynamiccl.simulator.system import UNTOUCHED, Call, Group
 from dynamiccl.simulator.systems import find_system
 from tests.collect.benchmark.stand_in import sweep
+from tests.collect.parsed import INPUTS
 
 TWO_NODES = "[{ num_nodes = 2, ranks_per_node = 8 }]"
 
@@ -71,12 +73,8 @@ def test_a_release_that_run_refuses_is_told_before() -> None:
 
 
 def test_a_group_far_beyond_the_model_has_no_plan() -> None:
-    def group(num_nodes: int) -> str:
-        return f"[{{ num_nodes = {num_nodes}, ranks_per_node = 8 }}]"
-
-    assert plan(groups=group(512))["rules"]  # sixteen times what h100-ib models
     with pytest.raises(UserError, match="nothing is known of a group of 513 nodes"):
-        plan(groups=group(513))
+        plan(groups="[{ num_nodes = 513, ranks_per_node = 8 }]")
 
 
 def one_config(**keys: str) -> Sweep:
@@ -150,3 +148,11 @@ def test_an_adaptive_sweeps_hours_are_the_most_that_it_may_take() -> None:
     assert hours.startswith(f"at most {eight['hours']:g} hours")
     strategy, budget = '{ kind = "adaptive", max_rounds = 4 }', "{ max_measurements = 7 }"
     assert plan(strategy=strategy, budget=budget)["measurements"] <= 7
+
+
+@pytest.mark.parametrize(("keys", "said"), INPUTS["not_simulated"])
+def test_sweep_outside_the_model_is_refused_before_it_runs(keys: dict[str, str], said: str) -> None:
+    """The simulator's rows are in the goldens of sweeps."""
+    made = sweep(**keys)
+    with pytest.raises(InvalidSweep, match=said):
+        SimulatorRunner(made.file).check(made.trials)

@@ -22,7 +22,6 @@ from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import Source, Status
 from dynamiccl.errors import InvalidSweep, MachineError, UserError
-from dynamiccl.nccl import ABSTAIN
 
 TEXT = """
 name = "grid"
@@ -321,24 +320,6 @@ def test_a_stop_leaves_what_was_set_aside_to_the_next_run(number: int, tmp_path:
     assert len(tried) == number
     run(tmp_path, made, resume=True)
     assert set(store.read(tmp_path)["status"]) == {"ok", "infeasible"}
-
-
-def test_reference_is_no_pick_of_the_strategy(tmp_path: Path) -> None:
-    made = sweep(ONE)
-
-    class WithReference(SimulatorRunner):
-        def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
-            [launch] = super().launches(number, trials)
-            default = tuple(trial for trial in trials if trial.config == ABSTAIN)
-            reference = replace(
-                launch, id=f"{launch.id}:r", mode=LaunchMode.REFERENCE, trials=default
-            )
-            return launch, reference
-
-    progress = Progress()
-    run(tmp_path, made, runner=WithReference(made.file), progress=progress)
-    assert len(progress.outcomes) == progress.expected == 3 * 15 + 3
-    assert store.read(tmp_path).height == 3 * 15 + 3 + 3 * 6
 
 
 def test_bar_says_done_failed_and_left_on_a_terminal_alone() -> None:

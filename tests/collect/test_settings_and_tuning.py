@@ -1,5 +1,7 @@
 """What settings ask for, and what NCCL's log says it did."""
 
+from typing import Any
+
 import pytest
 
 from dynamiccl.collect.nccl_log import Choice, NcclLog, Shell, requested_by
@@ -67,33 +69,13 @@ def test_other_kernels_are_no_config() -> None:
     assert other.choices(Collective.AllReduce, 2) == ({}, [64, 128])
 
 
-@pytest.mark.parametrize(
-    ("settings", "wanted"),
-    [
-        ({}, (None, None, None, "default")),
-        ({"NCCL_ALGO": "RING"}, ("Ring", None, None, "default")),
-        ({"NCCL_ALGO": "Ring,Tree"}, (None, None, None, "algo=Ring,Tree")),
-        ({"NCCL_ALGO": "allreduce:tree;broadcast:ring"}, ("Tree", None, None, "default")),
-        ({"NCCL_ALGO": "Ring", "NCCL_PROTO": "Foo"}, ("Ring", None, None, "proto=Foo")),
-        ({"NCCL_ALGO": "^NVLS"}, (None, None, None, "algo=^NVLS")),
-        ({"NCCL_MIN_CTAS": "8", "NCCL_MAX_CTAS": "8"}, (None, None, 8, "default")),
-        ({"NCCL_MIN_NCHANNELS": "4", "NCCL_MAX_NCHANNELS": "4"}, (None, None, 4, "default")),
-        ({"NCCL_MAX_CTAS": "8"}, (None, None, None, "max_ctas=8")),
-        ({"NCCL_TUNER_PLUGIN": "none"}, (None, None, None, "tuner_plugin=none")),
-        (
-            {"NCCL_SHM_DISABLE": "1", "NCCL_P2P_DISABLE": "1"},
-            (None, None, None, "p2p_disable=1,shm_disable=1"),
-        ),
-    ],
-)
-def test_settings_are_a_request_or_a_profile(
-    settings: dict[str, str], wanted: tuple[str | None, str | None, int | None, str]
-) -> None:
+@pytest.mark.parametrize(("settings", "wanted"), INPUTS["requests"])
+def test_settings_are_a_request_or_a_profile(settings: dict[str, str], wanted: list[Any]) -> None:
     found = requested_by(settings, Collective.AllReduce)
-    names = ("algorithm", "protocol", "num_channels")
-    request = tuple(found[f"requested_{name}"] for name in names)
-    assert (*request, found["launch_profile"]) == wanted
-    assert found["is_default"] == (wanted[:3] == (None, None, None))
+    names = ("requested_algorithm", "requested_protocol", "requested_num_channels")
+    asked = ["-" if found[name] is None else found[name] for name in names]
+    assert [*asked, found["launch_profile"]] == wanted
+    assert found["is_default"] == (asked == ["-"] * 3)
 
 
 @pytest.mark.parametrize("plugin", [{"NCCL_TUNER_PLUGIN": "libx.so"}, {"--tuner": "X"}])

@@ -145,16 +145,6 @@ def test_row_has_what_all_ports_counted_and_names_the_worst() -> None:
     assert health_of(one, 2, 2.0, 2.0)["nic_congestion"] is None
 
 
-def test_other_lines_say_nothing_and_a_launcher_may_label_them() -> None:
-    said = {"sampler": "n1:7", **reading(5.0, [True])}
-    heard: Heard = {}
-    for line in ("", "srun: step created\n", json.dumps(said)[:40], "{}", "7"):
-        add_reading(heard, line)
-    assert heard == {}
-    add_reading(heard, f"0: {json.dumps(said)}")
-    assert heard == {"n1:7": [said | {"end_s": 5.0}]}
-
-
 @pytest.fixture
 def machine(fake_nvml: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Two healthy GPUs, until a test says otherwise."""

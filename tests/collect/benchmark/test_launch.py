@@ -72,44 +72,30 @@ def test_nccls_own_choice_alone_needs_no_plugin(tmp_path: Path) -> None:
     assert set(found["default_scope"]) == {"untouched"}
 
 
-def test_tuned_collectives_are_played_and_the_others_measured_as_they_are(
+def test_tuned_collectives_are_played_with_chunks_and_the_others_measured_as_they_are(
     tmp_path: Path, sweep_path: Path
 ) -> None:
-    tuned = {"ReduceScatter", "Reduce"}
-    names = [*sorted(tuned), "AlltoAll", "SendRecv"]
     made = sweep(
-        collectives=str(names).replace("'", '"'),
-        algorithms='["Ring"]',
-        protocols='["LL"]',
-        num_channels="[0]",
-        # Of AllGather and ReduceScatter whole shares of a rank run.
-        sizes="{ list = [1000000] }",
-        cycles="1",
-    )
-    run(made, tmp_path, sweep_path)
-    found = rows(tmp_path)
-    assert set(wanted(found)["collective"]) == tuned
-    assert wanted(found)["verified"].all()
-    others = found.filter(~pl.col("collective").is_in(tuned))
-    assert set(others["collective"]) == {"AlltoAll", "SendRecv"}
-    assert set(others["status"]) == {"ok"}
-    assert others["is_default"].all()
-
-
-def test_chunk_sizes_are_played_where_nccl_asks_for_them(tmp_path: Path, sweep_path: Path) -> None:
-    made = sweep(
+        collectives='["ReduceScatter", "Reduce", "AlltoAll", "SendRecv"]',
         algorithms='["Ring"]',
         protocols='["Simple"]',
         num_channels="[0]",
         chunk_sizes='[0, "64K", "256K"]',
-        # Whatever the walk does, the warm-up doubles.
-        sizes='{ min = "1M", max = "16M", factor = 4 }',
+        # Of ReduceScatter whole shares of a rank run; whatever the walk does, the warm-up doubles.
+        sizes="{ list = [1000000, 4000000] }",
         cycles="1",
     )
     run(made, tmp_path, sweep_path)
-    forced = wanted(rows(tmp_path))
+    found = rows(tmp_path)
+    forced = wanted(found)
+    assert set(forced["collective"]) == {"ReduceScatter", "Reduce"}
+    assert forced["verified"].all()
     asked = forced.drop_nulls("requested_chunk_bytes")
-    assert asked.height == 2 * 3 * 2
+    assert asked.height == 2 * 2 * 2 * 2
     assert (asked["actual_chunk_bytes"] <= asked["requested_chunk_bytes"]).all()
     left = forced.filter(pl.col("requested_chunk_bytes").is_null())
     assert left["actual_chunk_bytes"].null_count() == left.height
+    others = found.filter(~pl.col("collective").is_in(["ReduceScatter", "Reduce"]))
+    assert set(others["collective"]) == {"AlltoAll", "SendRecv"}
+    assert set(others["status"]) == {"ok"}
+    assert others["is_default"].all()
