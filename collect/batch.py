@@ -81,8 +81,7 @@ def submit_sweep(sweep: Sweep, options: RunOptions) -> dict[str, Any]:
         for setting in dict.fromkeys(trial.setting for trial in sweep.trials):
             check_packages(setting, sweep.file.launcher.container)
         with journal.hold(asking, "submitting", "give the same command again in a moment"):
-            job = find(script)  # of a call that was faster
-            if job is None:
+            if (job := find(script)) is None:  # else of a call that was faster
                 script.write_text(text, encoding="utf-8")
                 job = _submit(script), "submitted"
     number, state = job or (None, ended)

@@ -65,12 +65,6 @@ def test_artifact_with_a_damaged_file_is_exit_3(
     assert str(artifact / name) in line
 
 
-def test_an_artifact_that_lacks_a_file_is_exit_3(artifact: Path, shell: Shell) -> None:
-    (artifact / "policy.pt").unlink()
-    done = shell("dynamiccl-deploy", "install", artifact, "--to", "o")
-    assert "lacks policy.pt" in refused(done, 3)
-
-
 def test_policy_that_is_no_torchscript_is_exit_3(
     policy: Path, shell: Shell, tmp_path: Path
 ) -> None:

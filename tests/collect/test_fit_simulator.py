@@ -139,13 +139,6 @@ def test_a_limit_of_a_profile_is_not_a_request(tmp_path: Path) -> None:
     }
 
 
-def test_a_protocol_forced_where_nccl_has_it_off_runs_on_a_ring(tmp_path: Path) -> None:
-    file = system_file("rtx5090-sockets").model_copy(update={"fit": FitParameters()})
-    row = forced(None, "LL128", num_nodes=2, ranks_per_node=1, num_ranks=2)
-    [cell], left_out = read_cells(store_of(tmp_path, [row]), file)
-    assert (cell.key, left_out) == ("Ring/LL128", {})
-
-
 FREE = ("hop_us", "slice_us", "channel_gbytes_per_s", "overlap")
 
 

@@ -1,6 +1,5 @@
 """The run loop: rounds, resume, budget, quarantine, retry, and what never begins."""
 
-import io
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-from rich.console import Console
 
 from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.journal import how_it_ended, journal_folder
@@ -320,23 +318,6 @@ def test_a_stop_leaves_what_was_set_aside_to_the_next_run(number: int, tmp_path:
     assert len(tried) == number
     run(tmp_path, made, resume=True)
     assert set(store.read(tmp_path)["status"]) == {"ok", "infeasible"}
-
-
-def test_bar_says_done_failed_and_left_on_a_terminal_alone() -> None:
-    def drawn(*, terminal: bool) -> str:
-        screen = io.StringIO()
-        console = Console(file=screen, force_terminal=terminal, width=160, color_system=None)
-        with SweepProgress("night", console) as progress:
-            # What cannot run is no failure.
-            outcomes = [Outcome("a", 0, 1.0, ok=True), Outcome("b", 0, None, ok=False)]
-            lost = Outcome("c", 0, None, ok=False, infeasible=True)
-            progress.committed(40, [*outcomes, lost])
-            progress.measured(3)
-        return screen.getvalue()
-
-    assert "night" in drawn(terminal=True)
-    assert "6/40 1 failed" in drawn(terminal=True)
-    assert drawn(terminal=False).strip() == ""
 
 
 @pytest.mark.parametrize(

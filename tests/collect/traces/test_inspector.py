@@ -65,16 +65,6 @@ def test_a_part_of_one_rank_is_told_as_nccls_whole_buffer(
     assert calls_of(write_lines(tmp_path / "a.log", line))["size_bytes"].to_list() == [size_bytes]
 
 
-def test_messages_between_two_ranks_are_counted(tmp_path: Path) -> None:
-    line = inspector_line(0, 0, 5.0)
-    line.pop("coll_perf")
-    line["p2p_perf"] = {"p2p": "Send", "p2p_sn": 3, "p2p_msg_size_bytes": 64}
-    lines = (inspector_line(0, 0, 5.0), line, inspector_line(0, 1, 5.0, coll="Recv"))
-    found = read(write_lines(tmp_path / "a.log", *lines))
-    assert found.calls["collective"].to_pylist() == ["AllReduce"]
-    assert found.reports[0].dropped == {"a message between two ranks": 2}
-
-
 def dump_of_4_3(records: int, *, announced: int, rank: int = 0) -> list[dict[str, Any]]:
     """A dump: its stats with the header, then bare records, a proxy's trace among them."""
     first = inspector_line(rank, 0, 5.0, version="v4.3")
