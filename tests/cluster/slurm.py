@@ -138,9 +138,9 @@ class Slurm:
         self._build_network()
         self._write_configuration()
         self._start_munge()
-        self._daemon("ctl", ["slurmctld", "-c", "-D"])
+        self._spawn(self.wrap(["slurmctld", "-c", "-D"]))
         for node in self.nodes:
-            self._daemon(node, ["slurmd", "-D", "-N", node])
+            self._spawn(self.wrap(["slurmd", "-D", "-N", node], node))
         self._write_clients()
         wait_until(self.all_idle, "all nodes idle")
 
@@ -182,9 +182,6 @@ class Slurm:
             )
         self._children.append(child)
         return child
-
-    def _daemon(self, place: str, argv: Sequence[str]) -> None:
-        self._spawn(self.wrap(argv, place))
 
     def _start_munge(self) -> None:
         folder = self.root / "munge"

@@ -337,7 +337,7 @@ def test_files_rotate_within_a_bound(
     ("make", "why"),
     [
         (lambda at: (at.mkdir(), at.chmod(0o702)), "others may write to it"),
-        (lambda at: (at.mkdir(), os.chown(at, 12345, -1)), "it belongs to another user"),
+        (lambda at: (at.mkdir(), shutil.chown(at, 12345)), "it belongs to another user"),
         (lambda at: at.symlink_to("/tmp"), "it is not a directory, or a symbolic link to one"),
         (lambda at: at.write_text("x"), "it is not a directory, or a symbolic link to one"),
     ],
