@@ -100,21 +100,6 @@ def test_measured_noise_band_counts_before_that_of_repeats() -> None:
     assert (unknown["noise_band"], unknown["beyond_noise"]) == (None, True)
 
 
-@pytest.mark.parametrize(
-    "out",
-    [
-        {"exclusive_node": False},
-        {"mig": True},
-        {"interference_kind": "cpu", "interference_level": 0.5},
-        {"status": "wrong_values"},
-        {"collective": "AlltoAll"},
-    ],
-)
-def test_rows_that_say_nothing_of_the_machine_are_left_out(out: dict[str, Any]) -> None:
-    found = only(default(100.0), forced("Ring", "LL", 90.0), forced("Tree", "LL", 1.0, **out))
-    assert found["best"] == "Ring/LL"
-
-
 def grid(system: str, **columns: Any) -> list[dict[str, Any]]:
     """Where the best config changes, and NCCL's default is best in the middle."""
     return [

@@ -20,6 +20,7 @@ from tests.collect.parsed import INPUTS
 from tests.data_sets import SWEEP, make_data
 
 RING_SIMPLE = ("Ring", "Simple")
+OF_64 = "AllReduce: 64 Bytes -> Algo"
 
 
 def log(*lines: str) -> NcclLog:
@@ -30,30 +31,20 @@ def log(*lines: str) -> NcclLog:
 
 
 @pytest.mark.parametrize(
-    ("line", "size", "choice"),
+    ("line", "choice"),
     [
-        ("65536 Bytes -> Algo 1 proto 2 time 37.798233", 65536, (*RING_SIMPLE, None)),
+        ("64 Bytes -> Algo 1 proto 2 time 37.798233", (*RING_SIMPLE, None)),
+        ("AllReduce: 64 Bytes -> Algo 0 proto 0 time 3.1", ("Tree", "LL", None)),
+        (f"{OF_64} RING proto SIMPLE channel{{Lo..Hi}}={{2..5}}", (*RING_SIMPLE, 4)),
         (
-            "AllReduce: 64 Bytes -> Algo 0 proto 0 time 3.1",
-            64,
-            ("Tree", "LL", None),
-        ),
-        (
-            "AllReduce: 64 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={2..5}",
-            64,
-            (*RING_SIMPLE, 4),
-        ),
-        (
-            "AllReduce: 64 Bytes -> Algo NVLS_TREE proto SIMPLE channel{Lo..Hi}={0..15} "
-            "cgaClusterSize 4",
-            64,
+            f"{OF_64} NVLS_TREE proto SIMPLE channel{{Lo..Hi}}={{0..15}} cgaClusterSize 4",
             ("NVLSTree", "Simple", 16),
         ),
     ],
 )
-def test_line_of_each_release(line: str, size: int, choice: Choice) -> None:
+def test_line_of_each_release(line: str, choice: Choice) -> None:
     agreed, disagreeing = log(line).choices(Collective.AllReduce, 8)
-    assert (agreed, disagreeing) == ({size: choice}, [])
+    assert (agreed, disagreeing) == ({64: choice}, [])
 
 
 def test_all_gather_is_logged_per_rank_from_2_24_on() -> None:

@@ -271,19 +271,6 @@ def test_broadcasts_of_several_roots_in_a_group_are_none(library: Path, tmp_path
     assert records(tmp_path)["size_bytes"].tolist() == [80]
 
 
-def test_a_broadcast_that_nccl_tells_of_itself_is_recorded_once(
-    library: Path, tmp_path: Path
-) -> None:
-    """NCCL_ALLGATHERV_ENABLE=0, say."""
-    comm = Nccl(library, 6, allgatherv=False).comm()
-    for _ in range(3):
-        comm.call(Call("Broadcast", 10))
-    comm.finalize()
-    found = records(tmp_path)
-    assert found["sequence"].tolist() == [0, 1, 2]
-    assert (found["algorithm"] == 1).all()
-
-
 def test_header_says_whose_calls_these_are(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
