@@ -120,22 +120,6 @@ def test_channel_count_and_chunk_size_0_are_auto() -> None:
     assert found["Ring/Simple/524288B"] == "a chunk size needs NCCL 2.30.0 and this is 2.29.7"
 
 
-def test_profile_is_its_settings_and_part_of_the_trial() -> None:
-    trials = parse(
-        'profiles = [{ name = "default" }, { name = "net", transport = "NET", '
-        'env = { NCCL_NTHREADS = "256" } }]',
-        'interference = [{ kind = "none" }, { kind = "congestion", level = 2.0 }]',
-    ).trials
-    profiles = {trial.setting.profile.name: trial.setting.profile for trial in trials}
-    assert profiles["default"].environment == ()
-    assert dict(profiles["net"].environment) == {
-        "NCCL_P2P_DISABLE": "1",
-        "NCCL_SHM_DISABLE": "1",
-        "NCCL_NTHREADS": "256",
-    }
-    assert len({trial.key for trial in trials}) == len(trials) == 2 * 2 * 3 * 22
-
-
 def setting_of(words: str) -> Setting:
     [setting] = {trial.setting for trial in parse(group(words)).trials}
     return setting
