@@ -93,19 +93,16 @@ def slowed(frame: pl.DataFrame, bad: pl.DataFrame, factor: float) -> pl.DataFram
 
 def share_wrong(told: dict[str, Any], bad: pl.DataFrame) -> float:
     """Share of the changes named that hold no size of a config that was slowed."""
-    rows = bad.select(
-        "collective", "size_bytes", "requested_algorithm", "requested_protocol"
-    ).rows()
-    right = [
-        any(
+    names = ("collective", "size_bytes", "requested_algorithm", "requested_protocol")
+    wrong = 0
+    for change in told["changes"]:
+        wrong += not any(
             collective == change["collective"]
             and change["first_bytes"] <= size <= change["last_bytes"]
             and (algorithm is None or change["config"] == f"{algorithm}/{protocol}")
-            for collective, size, algorithm, protocol in rows
+            for collective, size, algorithm, protocol in bad.select(names).rows()
         )
-        for change in told["changes"]
-    ]
-    return 1.0 - float(np.mean(right))
+    return wrong / len(told["changes"])
 
 
 if __name__ == "__main__":

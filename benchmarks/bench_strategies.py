@@ -13,13 +13,12 @@ exhaustive over adaptive measurements for the smallest budget tried whose interv
 Writes out/bench/strategies.json.
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-from harness import write_result
+from harness import student, write_result
 
 from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.strategies import Outcome, Strategy, believe, make_strategy, tasks_of
@@ -31,8 +30,6 @@ from dynamiccl.simulator.system import Call, Group
 
 CYCLES: Final = 3
 SEEDS: Final = range(6)
-#: Student's t for 95 % and len(SEEDS) - 1 = 5 degrees of freedom.
-T_95: Final = 2.571
 #: Budgets that are tried, as shares 1 / n of the exhaustive sweep.
 SHARES: Final = (8, 10, 12, 14, 16, 20)
 BAR_REGRET: Final = 0.02
@@ -46,127 +43,117 @@ groups = [{ num_nodes = 4, ranks_per_node = 8 }]
 sizes = { min = "4K", max = "4G", steps_per_octave = 2 }
 nccl_version = "2.27.5"
 """
+#: The config of each task.
+Table = dict[tuple[Setting, int], Config]
 
 
-@dataclass(frozen=True)
+@dataclass
 class World:
-    """Trials, and their true times in us by trial key."""
+    """Trials whose true times are known, and the rounds that a strategy picked of them."""
 
-    trials: tuple[Trial, ...]
-    truth: Mapping[str, float]
+    trials: Sequence[Trial]
+    #: Time a trial truly takes, in us; None = it fails.
+    truth: Callable[[Trial], float | None]
+    #: Round, pick -> factor on the true time.
+    noise: Callable[[int, Trial], float] = lambda *_: 1.0
+    rounds: list[tuple[Trial, ...]] = field(default_factory=list)
 
-    def history(self, strategy: Strategy, seed: int) -> list[Outcome]:
+    def play(self, strategy: Strategy, most_rounds: int = 50) -> list[Outcome]:
         """Measure the picks of a strategy until it is done."""
-        defaults = parse_sweep(SWEEP, where="benchmark").file.simulator
-        noise = Noise(seed, defaults.noise_sigma, defaults.tail_probability, defaults.drift_sigma)
         history: list[Outcome] = []
-        number = 0
-        while (picks := strategy.next_picks(number, history)) is not None:
+        while (picks := strategy.next_picks(len(self.rounds), history)) is not None:
+            number = len(self.rounds)
+            assert number < most_rounds
+            self.rounds.append(picks)
             for pick in picks:
-                key = pick.key
-                factor = noise.factor(f"cycle-{number}", f"{key}#{pick.repeat}")
-                history.append(Outcome(key, number, self.truth[key] * factor, ok=True))
-            number += 1
+                missing = pick.infeasible is not None
+                true_us = None if missing else self.truth(pick)
+                time_us = None if true_us is None else true_us * self.noise(number, pick)
+                history.append(Outcome(pick.key, number, time_us, true_us is not None, missing))
         return history
 
-    def table(self, history: Sequence[Outcome]) -> dict[tuple[Setting, int], Config]:
+    def decide(self, history: Sequence[Outcome]) -> Table:
         """The config that the belief would take for each task, ABSTAIN where it is not sure."""
-        table = {trial.task: ABSTAIN for trial in self.trials}
+        table: Table = {trial.task: ABSTAIN for trial in self.trials}
         for tasks in tasks_of(self.trials).values():
             found = believe(tasks, history)
             for task in enumerate(found.decided):
                 table[found.trials[task].task] = found.trials[task].config
         return table
 
-    def regret(self, history: Sequence[Outcome]) -> np.ndarray:
-        """True regret of the table that follows from a history, by task."""
-        best: dict[tuple[Setting, int], float] = {}
-        keys = {}
+    def ratios(self, table: Table, *, over_best: bool) -> np.ndarray:
+        """True time of each task's config over that of its best one, or of NCCL's own choice."""
+        times: dict[tuple[Setting, int], dict[Config, float]] = {task: {} for task in table}
         for trial in self.trials:
-            best[trial.task] = min(best.get(trial.task, math.inf), self.truth[trial.key])
-            keys[trial.task, trial.config] = trial.key
-        taken = self.table(history)
-        return np.array([self.truth[keys[t, c]] / best[t] - 1.0 for t, c in taken.items()])
+            if (time_us := self.truth(trial)) is not None:
+                times[trial.task][trial.config] = time_us
+        own = {t: min(c.values()) if over_best else c[ABSTAIN] for t, c in times.items() if c}
+        return np.array([times[task][table[task]] / own_us for task, own_us in own.items()])
+
+    def regret(self, history: Sequence[Outcome]) -> float:
+        """Mean true regret of the table that follows from a history."""
+        return float(self.ratios(self.decide(history), over_best=True).mean() - 1.0)
 
 
-def strategy_of(world: World, kind: str, seed: int = 0, **more: float | None) -> Strategy:
-    """A strategy on a world's trials; `more` is of its settings, or the budget."""
-    file = parse_sweep(SWEEP, where="benchmark").file
-    budget = BudgetSettings.model_validate({"max_measurements": more.pop("budget", None)})
-    chosen = StrategySettings.model_validate({"kind": kind, "seed": seed, **more})
-    update = {"name": "bench", "cycles": CYCLES, "strategy": chosen, "budget": budget}
-    return make_strategy(file.model_copy(update=update), world.trials)
-
-
-def simulated_world() -> World:
-    """The grid of SWEEP in the H100 simulator, feasible trials only."""
+def simulated_world(seed: int) -> World:
+    """The grid of SWEEP in the H100 simulator, feasible trials only, with noise of a seed."""
     truth = {}
-    for trial in parse_sweep(SWEEP, where="benchmark").trials:
+    made = parse_sweep(SWEEP, where="benchmark")
+    for trial in made.trials:
         setting, config = trial.setting, trial.config
         group = Group(setting.num_nodes, setting.ranks_per_node)
         call, asked = Call(group, setting.collective, trial.size_bytes), config.num_channels
         if config == ABSTAIN:
             config = default_model().resolve(call, ABSTAIN)
         algorithm, protocol = config.algorithm, config.protocol
-        if (algorithm, protocol) not in default_model().cells(group, setting.collective):
-            continue
-        assert algorithm is not None
-        assert protocol is not None
-        truth[trial] = true_us(call, (algorithm, protocol), asked)
-    return World(tuple(truth), {trial.key: time_us for trial, time_us in truth.items()})
+        if (algorithm, protocol) in default_model().cells(group, setting.collective):
+            assert algorithm is not None
+            assert protocol is not None
+            truth[trial.key] = true_us(call, (algorithm, protocol), asked)
+    defaults = made.file.simulator
+    noise = Noise(seed, defaults.noise_sigma, defaults.tail_probability, defaults.drift_sigma)
+    return World(
+        [trial for trial in made.trials if trial.key in truth],
+        lambda trial: truth[trial.key],
+        lambda number, pick: noise.factor(f"cycle-{number}", f"{pick.key}#{pick.repeat}"),
+    )
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean over seeds and half the width of its 95 % interval."""
-    half = T_95 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return float(np.mean(values)), half
-
-
-def simulated_figures() -> dict[str, float | int | str]:
-    """Everything about the simulated grid."""
-    world = simulated_world()
-    tasks = {trial.task for trial in world.trials}
-    full = CYCLES * (len(world.trials) + len(tasks))
-    figures: dict[str, float | int | str] = {
-        "tasks": len(tasks),
-        "configs_per_task_mean": len(world.trials) / len(tasks) - 1,
-        "exhaustive_measurements": full,
-    }
-    saved = 0.0
-    for share in SHARES:
-        runs = [adaptive_run(world, seed, full // share) for seed in SEEDS]
-        mean, half = interval([regret for _, regret in runs])
-        used = max(count for count, _ in runs)
-        figures[f"adaptive_regret_at_1_{share}"] = mean
-        figures[f"adaptive_regret_at_1_{share}_half_ci95"] = half
-        if mean + half <= BAR_REGRET:
-            saved = max(saved, full / used)
-    figures["measurements_saved_ratio_at_2pct"] = saved
-    histories = [adaptive_history(world, seed, None) for seed in SEEDS]
-    figures["adaptive_saved_ratio_when_sure"] = full / float(np.mean([*map(len, histories)]))
-    regrets = [float(world.regret(history).mean()) for history in histories]
-    figures["adaptive_regret_when_sure"] = interval(regrets)[0]
-    exhaustive = [world.history(strategy_of(world, "exhaustive", seed), seed) for seed in SEEDS]
-    regrets = [float(world.regret(history).mean()) for history in exhaustive]
-    figures["exhaustive_regret"], figures["exhaustive_regret_half_ci95"] = interval(regrets)
-    figures["abstain_regret"] = float(world.regret(()).mean())
-    return figures
-
-
-def adaptive_history(world: World, seed: int, budget: int | None) -> list[Outcome]:
-    """The measurements of an adaptive sweep."""
-    return world.history(strategy_of(world, "adaptive", seed, budget=budget), seed)
-
-
-def adaptive_run(world: World, seed: int, budget: int | None) -> tuple[int, float]:
-    """Number of measurements and mean true regret."""
-    history = adaptive_history(world, seed, budget)
-    return len(history), float(world.regret(history).mean())
+def run(seed: int, kind: str, budget: int | None = None) -> tuple[int, float]:
+    """Measurements that a strategy makes, and the regret of the table that follows."""
+    world, file = simulated_world(seed), parse_sweep(SWEEP, where="benchmark").file
+    chosen = StrategySettings.model_validate({"kind": kind, "seed": seed})
+    most = BudgetSettings.model_validate({"max_measurements": budget})
+    update = {"name": "bench", "cycles": CYCLES, "strategy": chosen, "budget": most}
+    history = world.play(make_strategy(file.model_copy(update=update), world.trials))
+    return len(history), world.regret(history)
 
 
 def main() -> None:
     """Simulate and report."""
-    write_result("strategies", simulated_figures())
+    world = simulated_world(0)
+    tasks = {trial.task for trial in world.trials}
+    full = CYCLES * (len(world.trials) + len(tasks))
+    figures: dict[str, float | int | str | None] = {
+        "tasks": len(tasks),
+        "configs_per_task_mean": len(world.trials) / len(tasks) - 1,
+        "exhaustive_measurements": full,
+        "abstain_regret": world.regret(()),
+    }
+    saved = 0.0
+    for share in SHARES:
+        runs = [run(seed, "adaptive", full // share) for seed in SEEDS]
+        found = student([regret for _, regret in runs], f"adaptive_regret_at_1_{share}")
+        figures |= found
+        if (found[f"adaptive_regret_at_1_{share}_hi"] or 1.0) <= BAR_REGRET:
+            saved = max(saved, full / max(count for count, _ in runs))
+    figures["measurements_saved_ratio_at_2pct"] = saved
+    sure = [run(seed, "adaptive") for seed in SEEDS]
+    figures["adaptive_saved_ratio_when_sure"] = full / float(np.mean([count for count, _ in sure]))
+    figures |= student([regret for _, regret in sure], "adaptive_regret_when_sure")
+    exhaustive = [run(seed, "exhaustive") for seed in SEEDS]
+    figures |= student([regret for _, regret in exhaustive], "exhaustive_regret")
+    write_result("strategies", figures)
 
 
 if __name__ == "__main__":

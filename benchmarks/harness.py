@@ -12,8 +12,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from dynamiccl.datasets.store import git_commit
 
@@ -50,10 +48,9 @@ def write_result(
     OUT.mkdir(parents=True, exist_ok=True)
     path = OUT / f"{name}.json"
     path.write_text(json.dumps({**record, **tables}, indent=2) + "\n", encoding="utf-8")
-    table = Table("figure", "value", title=name)
     for key, value in record.items():
-        table.add_row(key, f"{value:,.6g}" if isinstance(value, float) else str(value))
-    Console().print(table)
+        told = f"{value:,.6g}" if isinstance(value, float) else str(value)
+        sys.stdout.write(f"{key:<50} {told}\n")
     return path
 
 

@@ -225,7 +225,7 @@ def public_figures() -> dict[str, Any]:
     """The regret at left-out octaves of each published sweep, and over tables; by medians."""
     if not SWEEPS.is_dir():
         return {"public_skipped": f"no {SWEEPS}"}
-    tables = [table for table in public_tables()[0] if not table.left_out]
+    tables = [table for table in public_tables() if not table.left_out]
     rows = in_parallel(_public, [(table,) for table in tables])
     lines: dict[str, Any] = {}
     apart = []

@@ -1,8 +1,9 @@
 """The published sweeps, as a data set and as tables."""
 
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,17 +28,8 @@ SWEEPS: Final = ROOT.parent / "shared" / "data" / "sweeps"
 #: What makes two rows of a file be of one table: all but size, config, repeat and half. In place
 #: and out of place are two measurements of one task.
 _CIRCUMSTANCES: Final = (
-    "file",
-    "system",
-    "gpu",
-    "nccl_version",
-    "collective",
-    "num_nodes",
-    "ranks_per_node",
-    "datatype",
-    "launch_profile",
-    "interference_kind",
-    "interference_level",
+    *("file", "system", "gpu", "nccl_version", "collective", "num_nodes", "ranks_per_node"),
+    *("datatype", "launch_profile", "interference_kind", "interference_level"),
 )
 #: Why a table says nothing about a left-out octave.
 NO_DEFAULT: Final = "NCCL's own choice was not measured"
@@ -73,53 +65,45 @@ class Measured:
         return found
 
 
-def public_tables() -> tuple[list[Measured], dict[str, str]]:
-    """Every table of the published sweeps, and what of which file is in none, and why."""
+def public_tables() -> list[Measured]:
+    """Every table of the published sweeps."""
+    options = ImportOptions(systems_file=SAMPLE / "systems.toml")
     with tempfile.TemporaryDirectory() as folder:
-        left_out = import_sweeps(Path(folder))
+        for path in sorted((SWEEPS if SWEEPS.is_dir() else SAMPLE).glob("*.csv")):
+            with suppress(OutputError):  # one file holds targets, not measurements
+                import_files([path], Path(folder), options=options)
         frame = usable(read(Path(folder)))
     frame = frame.with_columns(
         file=pl.col("source_file").str.split("/").list.last().str.strip_suffix(".csv")
     )
     groups = frame.group_by(_CIRCUMSTANCES, maintain_order=True)
     found = [_measured(dict(zip(_CIRCUMSTANCES, key, strict=True)), rows) for key, rows in groups]
-    return sorted(found, key=lambda table: table.name), left_out
+    return sorted(found, key=lambda table: table.name)
 
 
 def _measured(key: Mapping[str, Any], frame: pl.DataFrame) -> Measured:
-    sizes = sorted(set(frame["size_bytes"]))
     # One launch measures both halves: their mean is one repeat.
-    frame = (
-        frame.with_columns(log_us=pl.col("time_us").log())
-        .group_by("size_bytes", "is_default", *REQUESTED_COLUMNS, *REPEAT_COLUMNS)
-        .agg(pl.col("log_us").mean())
-        .sort("size_bytes", *REPEAT_COLUMNS, "log_us")
-    )
+    repeats = ("size_bytes", "is_default", *REQUESTED_COLUMNS, *REPEAT_COLUMNS)
+    frame = frame.group_by(repeats).agg(pl.col("time_us").log().mean())
     places: dict[tuple[int, Config], list[float]] = {}
-    for row in frame.iter_rows(named=True):
+    for row in frame.sort("size_bytes", *REPEAT_COLUMNS, "time_us").iter_rows(named=True):
         config = ABSTAIN if row["is_default"] else _requested(row)
-        places.setdefault((row["size_bytes"], config), []).append(row["log_us"])
+        places.setdefault((row["size_bytes"], config), []).append(row["time_us"])
+    sizes = sorted({size for size, _ in places})
     others = sorted({config for _, config in places} - {ABSTAIN}, key=lambda config: config.key)
     configs = (ABSTAIN, *others)
-    repeats = max(map(len, places.values()))
-    log_times = np.full((len(sizes), len(configs), repeats), np.nan)
+    log_times = np.full((len(sizes), len(configs), max(map(len, places.values()))), np.nan)
     for (size, config), told in places.items():
         log_times[sizes.index(size), configs.index(config), : len(told)] = told
-    what = [key["nccl_version"], key["launch_profile"], key["interference_kind"]]
+    what = (key["nccl_version"], key["launch_profile"], key["interference_kind"])
     beside = [told for told in what if told not in {None, DEFAULT_PROFILE, QUIET}]
     collective = Collective.parse(key["collective"])
     shape = key["num_nodes"], key["ranks_per_node"]
     name = f"{key['file']}: {key['system']} {collective.wire} {shape[0]}x{shape[1]}"
-    table = Measured(
-        name=" ".join([name, *beside]),
-        collective=collective,
-        shape=shape,
-        sizes_bytes=tuple(sizes),
-        configs=configs,
-        log_times_us=log_times,
-        left_out="",
+    return Measured(
+        *(" ".join([name, *beside]), collective, shape, tuple(sizes), configs, log_times),
+        left_out=_why_not(sizes, ~np.isnan(log_times).all(axis=2)),
     )
-    return replace(table, left_out=_why_not(table))
 
 
 def _requested(row: Mapping[str, Any]) -> Config:
@@ -132,25 +116,9 @@ def _requested(row: Mapping[str, Any]) -> Config:
     )
 
 
-def _why_not(table: Measured) -> str:
-    has = table.is_measured()
+def _why_not(sizes: Sequence[int], has: Bools) -> str:
     if not has[:, 0].any():
         return NO_DEFAULT
     full = has[:, 0] & (has[:, 1:].sum(axis=1) >= 2)
-    octaves = np.floor(np.log2(table.sizes_bytes))[full]
+    octaves = np.floor(np.log2(sizes))[full]
     return "" if len(np.unique(octaves)) >= 3 else FEW
-
-
-def import_sweeps(data: Path) -> dict[str, str]:
-    """Import the measured sweeps; of a file whose rows were not all taken, why."""
-    left_out: dict[str, str] = {}
-    options = ImportOptions(systems_file=SAMPLE / "systems.toml")
-    for path in sorted((SWEEPS if SWEEPS.is_dir() else SAMPLE).glob("*.csv")):
-        try:
-            dropped = import_files([path], data, options=options).files[0].dropped
-        except OutputError as error:  # one file holds targets, not measurements
-            left_out[path.name] = str(error).removeprefix(f"{path} ")
-        else:
-            if dropped:
-                left_out[path.name] = "; ".join(f"{n} rows: {why}" for why, n in dropped.items())
-    return left_out

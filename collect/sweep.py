@@ -24,7 +24,7 @@ from dynamiccl.errors import DynamicclError, InvalidSweep, MissingPath
 from dynamiccl.simulator.toml_table import Table, first_problem, one_of, toml_value
 
 #: nccl-tests keeps three buffers (`maxBytes` in common.cu), and no GPU has over 288 GB.
-_MAX_BYTES: Final = 128 << 30
+_MAX_BYTES: Final = 288 * 10**9 // 3
 _Size = Annotated[int, BeforeValidator(parse_size)]
 _SizeOrAuto = Annotated[int, BeforeValidator(lambda size: size and parse_size(size))]
 #: NCCL user guide, `env.rst` at v2.30.7.

@@ -42,16 +42,9 @@ seed = SEED
 """
 LOG: Final = "1048576 262144 float sum -1 100.0 10.49 18.35 0 102.0 10.28 17.99 0\n"
 SHORT: Final = "--set steps=60 --set steps_per_epoch=30 --set hidden_sizes=16 --set num_members=2"
-PLAYED: Final = " ".join(
-    f"--set {setting}"
-    for setting in (
-        "actors=1",
-        "steps=4",
-        "steps_per_epoch=2",
-        "jobs=1",
-        "num_steps=2",
-        "episode_rounds=4",
-    )
+PLAYED: Final = (
+    "--set actors=1 --set steps=4 --set steps_per_epoch=2 --set jobs=1 --set num_steps=2 "
+    "--set episode_rounds=4"
 )
 #: A command by how it begins -> what is added to it here; the first that fits counts.
 ADDED: Final = {

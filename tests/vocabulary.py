@@ -10,7 +10,6 @@ committed, and a test fails when it is stale.
 """
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +47,9 @@ _TOP: Final = """\
 // clang-format off
 namespace dynamiccl {
 """
+_VALID: Final = (
+    "// Protocols for which NCCL has a kernel of [collective][algorithm]: bit 1 << protocol."
+)
 _BOTTOM: Final = """
 }  // namespace dynamiccl
 // clang-format on
@@ -56,101 +58,84 @@ _BOTTOM: Final = """
 
 def header_text() -> str:
     """The header's text."""
-    sections = (_version(), _names(), _limits(), _validity(), _bins(), _format(), _sweep())
+    tuned = [collective for collective in Collective if collective.tunable]
+    states = {
+        "".join(word.capitalize() for word in member.name.split("_")): member.value
+        for member in schedule.BlockState
+    }
+    sections: list[list[str]] = [
+        [f'inline constexpr char kPluginVersion[] = "{__version__}";'],
+        [
+            _enum("Collective : int", {c.name: c.value for c in tuned}),
+            _enum("Algorithm : int", {a.name: a.value for a in Algorithm}),
+            _enum("Protocol : int", {p.name: p.value for p in Protocol}),
+        ],
+        [
+            *_constants("int", NumCollectives=NUM_TUNED_COLLECTIVES, NumAlgorithms=NUM_ALGORITHMS),
+            *_constants("int", NumProtocols=NUM_PROTOCOLS, MaxChannels=MAX_CHANNELS),
+            *_constants("int", Auto=schedule.AUTO, OldestNccl=OLDEST_ACTING.code),
+            *_constants("int", NewestNccl=NEWEST_ACTING.code + 99),
+            *_constants("float", CostIgnore=f"{COST_IGNORE}F"),
+            *_constants("float", RelegatedCostRatio=f"{RELEGATED_COST_RATIO}F"),
+        ],
+        [
+            _VALID,
+            "inline constexpr unsigned kValid[kNumCollectives][kNumAlgorithms] = {",
+            *(f"    {{{_masks(each)}}},  // {each.wire}" for each in tuned),
+            "};",
+        ],
+        [
+            *_constants("int", BinsPerOctave=BINS_PER_OCTAVE, MaxSizeBits=MAX_SIZE_BITS),
+            *_constants("int", MaxBins=table.MAX_BINS),
+            _array("std::uint64_t", "EdgesQ32", [f"{edge}U" for edge in EDGES_Q32]),
+        ],
+        [
+            _magic("Magic", table.MAGIC),
+            *_constants("std::uint32_t", FormatVersion=table.FORMAT_VERSION),
+            *_constants("std::size_t", HeaderBytes=table.HEADER_BYTES),
+            *_constants("std::size_t", EntryBytes=table.ENTRY.itemsize),
+            *_constants("std::size_t", ChecksumBytes=table.CHECKSUM_BYTES),
+            *_constants("std::size_t", MaxFileBytes=table.MAX_FILE_BYTES),
+            *_constants("std::uint64_t", FnvOffset=f"0x{schedule.FNV_OFFSET:016x}"),
+            *_constants("std::uint64_t", FnvPrime=f"0x{schedule.FNV_PRIME:016x}"),
+        ],
+        [
+            _enum("BlockState : std::uint8_t", states),
+            _magic("ScheduleMagic", schedule.SCHEDULE_MAGIC),
+            _magic("ReportMagic", schedule.REPORT_MAGIC),
+            *_constants("std::uint32_t", ScheduleVersion=schedule.SCHEDULE_VERSION),
+            *_constants("std::uint32_t", ReportVersion=schedule.REPORT_VERSION),
+            *_constants("int", MaxBlocks=schedule.MAX_BLOCKS, MaxConfigs=schedule.MAX_CONFIGS),
+            *_constants("int", MaxSizes=schedule.MAX_SIZES),
+            *_constants("int", MaxWarmupRuns=schedule.MAX_WARMUP_RUNS, MaxCalls=schedule.MAX_CALLS),
+            *_constants("std::size_t", ScheduleHeaderBytes=schedule.SCHEDULE_HEADER_BYTES),
+            *_constants("std::size_t", MaxScheduleBytes=schedule.MAX_SCHEDULE_BYTES),
+            *_constants("std::size_t", ReportHeaderBytes=schedule.REPORT_HEADER_BYTES),
+        ],
+    ]
     return _TOP + "".join("\n".join(("", *section, "")) for section in sections) + _BOTTOM
 
 
-def _version() -> Iterator[str]:
-    yield f'inline constexpr char kPluginVersion[] = "{__version__}";'
+def _constants(kind: str, **values: object) -> list[str]:
+    return [f"inline constexpr {kind} k{name} = {value};" for name, value in values.items()]
 
 
-def _names() -> Iterator[str]:
-    for title, members in (
-        ("Collective", [c for c in Collective if c.tunable]),
-        ("Algorithm", list(Algorithm)),
-        ("Protocol", list(Protocol)),
-    ):
-        body = ", ".join(f"k{member.name} = {member.value}" for member in members)
-        yield f"enum {title} : int {{ {body} }};"
+def _enum(title: str, members: dict[str, int]) -> str:
+    body = ", ".join(f"k{name} = {value}" for name, value in members.items())
+    return f"enum {title} {{ {body} }};"
 
 
-def _limits() -> Iterator[str]:
-    for name, value in (
-        ("NumCollectives", NUM_TUNED_COLLECTIVES),
-        ("NumAlgorithms", NUM_ALGORITHMS),
-        ("NumProtocols", NUM_PROTOCOLS),
-        ("MaxChannels", MAX_CHANNELS),
-        ("Auto", schedule.AUTO),
-        ("OldestNccl", OLDEST_ACTING.code),
-        ("NewestNccl", NEWEST_ACTING.code + 99),
-    ):
-        yield f"inline constexpr int k{name} = {value};"
-    yield f"inline constexpr float kCostIgnore = {COST_IGNORE}F;"
-    yield f"inline constexpr float kRelegatedCostRatio = {RELEGATED_COST_RATIO}F;"
-
-
-def _validity() -> Iterator[str]:
-    yield "// Protocols for which NCCL has a kernel of [collective][algorithm]: bit 1 << protocol."
-    yield "inline constexpr unsigned kValid[kNumCollectives][kNumAlgorithms] = {"
-    for collective in (c for c in Collective if c.tunable):
-        has = VALID_PROTOCOLS[collective]
-        masks = (sum(1 << protocol for protocol in has.get(a, ())) for a in Algorithm)
-        yield f"    {{{', '.join(map(str, masks))}}},  // {collective.wire}"
-    yield "};"
-
-
-def _bins() -> Iterator[str]:
-    yield f"inline constexpr int kBinsPerOctave = {BINS_PER_OCTAVE};"
-    yield f"inline constexpr int kMaxSizeBits = {MAX_SIZE_BITS};"
-    yield f"inline constexpr int kMaxBins = {table.MAX_BINS};"
-    edges = ", ".join(f"{edge}U" for edge in EDGES_Q32)
-    yield f"inline constexpr std::uint64_t kEdgesQ32[] = {{{edges}}};"
-
-
-def _format() -> Iterator[str]:
-    yield _magic("Magic", table.MAGIC)
-    yield f"inline constexpr std::uint32_t kFormatVersion = {table.FORMAT_VERSION};"
-    for name, value in (
-        ("HeaderBytes", table.HEADER_BYTES),
-        ("EntryBytes", table.ENTRY.itemsize),
-        ("ChecksumBytes", table.CHECKSUM_BYTES),
-        ("MaxFileBytes", table.MAX_FILE_BYTES),
-    ):
-        yield f"inline constexpr std::size_t k{name} = {value};"
-    yield f"inline constexpr std::uint64_t kFnvOffset = 0x{schedule.FNV_OFFSET:016x};"
-    yield f"inline constexpr std::uint64_t kFnvPrime = 0x{schedule.FNV_PRIME:016x};"
-
-
-def _sweep() -> Iterator[str]:
-    members = schedule.BlockState
-    names = ("".join(word.capitalize() for word in member.name.split("_")) for member in members)
-    body = ", ".join(
-        f"k{name} = {member.value}" for name, member in zip(names, members, strict=True)
-    )
-    yield f"enum BlockState : std::uint8_t {{ {body} }};"
-    yield _magic("ScheduleMagic", schedule.SCHEDULE_MAGIC)
-    yield _magic("ReportMagic", schedule.REPORT_MAGIC)
-    yield f"inline constexpr std::uint32_t kScheduleVersion = {schedule.SCHEDULE_VERSION};"
-    yield f"inline constexpr std::uint32_t kReportVersion = {schedule.REPORT_VERSION};"
-    for name, value in (
-        ("MaxBlocks", schedule.MAX_BLOCKS),
-        ("MaxConfigs", schedule.MAX_CONFIGS),
-        ("MaxSizes", schedule.MAX_SIZES),
-        ("MaxWarmupRuns", schedule.MAX_WARMUP_RUNS),
-        ("MaxCalls", schedule.MAX_CALLS),
-    ):
-        yield f"inline constexpr int k{name} = {value};"
-    for name, value in (
-        ("ScheduleHeaderBytes", schedule.SCHEDULE_HEADER_BYTES),
-        ("MaxScheduleBytes", schedule.MAX_SCHEDULE_BYTES),
-        ("ReportHeaderBytes", schedule.REPORT_HEADER_BYTES),
-    ):
-        yield f"inline constexpr std::size_t k{name} = {value};"
+def _array(kind: str, name: str, items: list[str]) -> str:
+    return f"inline constexpr {kind} k{name}[] = {{{', '.join(items)}}};"
 
 
 def _magic(name: str, magic: bytes) -> str:
-    body = ", ".join(f"0x{byte:02x}" for byte in magic)
-    return f"inline constexpr std::uint8_t k{name}[] = {{{body}}};"
+    return _array("std::uint8_t", name, [f"0x{byte:02x}" for byte in magic])
+
+
+def _masks(collective: Collective) -> str:
+    has = VALID_PROTOCOLS[collective]
+    return ", ".join(str(sum(1 << each for each in has.get(a, ()))) for a in Algorithm)
 
 
 def _main() -> None:

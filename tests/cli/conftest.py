@@ -3,16 +3,12 @@
 The policy is a hand-made one of a few bytes: what training makes is tested there.
 """
 
-import json
 import math
 import shutil
 import signal
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -22,16 +18,13 @@ from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import META_VERSION
 from dynamiccl.datasets.store import measurements_table
 from dynamiccl.train import options
+from tests.cli.in_process import MODULES as MODULES  # noqa: PLC0414
+from tests.cli.in_process import Done as Done  # noqa: PLC0414
+from tests.cli.in_process import done_by
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame
 
 ROOT = Path(__file__).parents[2]
-MODULES = {
-    "dynamiccl-collect": "dynamiccl.collect.cli",
-    "dynamiccl-train": "dynamiccl.train.cli",
-    "dynamiccl-evaluate": "dynamiccl.evaluate.cli",
-    "dynamiccl-deploy": "dynamiccl.serve.cli",
-}
 COMMANDS = [
     (name, tuple(str(info.name) for info in import_module(module).app.registered_commands))
     for name, module in MODULES.items()
@@ -48,27 +41,11 @@ cycles = 2
 LOG_ROW = "1048576 262144 float sum -1 100.0 10.49 18.35 0 102.0 10.28 17.99 0\n"
 
 
-@dataclass(frozen=True)
-class Done:
-    """Exit code and output of a command."""
-
-    code: object
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        assert (self.code, self.err) == (0, "")
-        return json.loads(self.out)
-
-
 Shell = Callable[..., Done]
 
 
 @pytest.fixture(name="shell")
-def shell_fixture(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Shell:
+def shell_fixture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Shell:
     """Run a command line in an empty directory.
 
     Without the lines that say how far it is, which a busy machine alone makes it say.
@@ -78,18 +55,12 @@ def shell_fixture(
     monkeypatch.setattr(cli, "FIRST_LINE_S", 1e6)
     monkeypatch.setenv("COLUMNS", "200")
 
-    def run(command: str, *arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", [command, *map(str, arguments)])
-        capsys.readouterr()
+    def run(command: str, *words: object) -> Done:
         before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-        code: object = 0
-        try:
-            import_module(MODULES[command]).main()
-        except SystemExit as ended:
-            code = ended.code or 0
+        done = done_by(command, *words)
         for number, handler in before.items():  # a worker of a study has its own
             signal.signal(number, handler)
-        return Done(code, *capsys.readouterr())
+        return done
 
     return run
 

@@ -39,19 +39,6 @@ HEAD = "# Collective test starting: all_reduce_perf\n# nThread 1 nGpus 8 minByte
 IMPORT = ("dynamiccl-collect", "import", "--out", "data", "--system", "box")
 
 
-@pytest.mark.parametrize("module", MODULES.values())
-def test_command_starts_as_a_program(module: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", module, "--help"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "Usage" in done.stdout
-
-
 def test_light_commands_load_no_heavy_package() -> None:
     """`dynamiccl-collect` runs on a login node, and --help at once."""
     heavy = {"torch", "d3rlpy", "mlflow", "matplotlib", "jinja2", "ray", "optuna"}
@@ -209,17 +196,6 @@ def test_a_name_that_is_nothing_is_repeated_in_the_error(
     shutil.copy(trained.tracking_uri.removeprefix("sqlite:///"), "mlflow.db")
     line = refused(shell(*words), 2)
     assert "badc0de" in line or "nobody" in line
-
-
-def test_the_example_measures_a_cluster_whose_health_is_exit_code_0(shell: Shell) -> None:
-    example = ROOT / "examples" / "health.toml"
-    run = shell("dynamiccl-collect", "run", example, "--runner", "simulator", "--out", "well")
-    assert run.code == 0, run.err
-    done = shell("dynamiccl-collect", "health", "well")
-    assert done.code == 0, done.err
-    assert "4 nodes: 80 communicators in 100 rows" in done.out
-    assert "nothing is slow" in done.out
-    assert "not measured" not in done.out
 
 
 def test_slow_nic_is_exit_code_1_text_and_json(shell: Shell, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""`dynamiccl-deploy` on an artifact: what it prints, and how it refuses a damaged one."""
+"""`dynamiccl-deploy` on an artifact, and `dynamiccl-evaluate explain` on what is in it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.sizes import size_bin
 from tests.cli.conftest import Shell, refused
+from tests.conftest import Trained
 
 
 def test_export_describes_the_artifact(artifact: Path, policy: Path, shell: Shell) -> None:
@@ -65,12 +67,6 @@ def test_artifact_with_a_damaged_file_is_exit_3(
     assert str(artifact / name) in line
 
 
-def test_an_artifact_that_lacks_a_file_is_exit_3(artifact: Path, shell: Shell) -> None:
-    (artifact / "policy.pt").unlink()
-    done = shell("dynamiccl-deploy", "install", artifact, "--to", "o")
-    assert "lacks policy.pt" in refused(done, 3)
-
-
 def test_policy_that_is_no_torchscript_is_exit_3(
     policy: Path, shell: Shell, tmp_path: Path
 ) -> None:
@@ -79,3 +75,57 @@ def test_policy_that_is_no_torchscript_is_exit_3(
     Manifest.read(policy).write(tmp_path / "bad")
     line = refused(shell("dynamiccl-deploy", "export", "bad", "--out", "o"), 3)
     assert "policy.pt is not a TorchScript file" in line
+
+
+ASK = ("--collective", "AllReduce", "--ranks", 32, "--nodes", 4)
+
+
+def test_it_says_what_the_table_says(gated_dir: Path, shell: Shell, tmp_path: Path) -> None:
+    artifact = tmp_path / "artifact"
+    assert shell("dynamiccl-deploy", "export", gated_dir, "--out", artifact).code == 0
+    told = shell("dynamiccl-evaluate", "explain", artifact, *ASK, "--size", "4M").out
+    nowhere = re.search(r"no machine is bound to (\S+): its tables act nowhere; on a node", told)
+    assert nowhere
+    bind = ("dynamiccl-deploy", "bind", artifact, "--system", nowhere[1])
+    assert " ".join(map(str, bind)) in told
+    assert shell(*bind, "--fingerprint", "gpu=none*0;mig=0;nic=socket*1;nccl=22809").code == 0
+    assert (
+        "no machine"
+        not in shell("dynamiccl-evaluate", "explain", artifact, *ASK, "--size", "4M").out
+    )
+    table = ("dynamiccl-deploy", "table", tmp_path / "artifact", "--group", "4x8")
+    rows = shell(*table).json["decisions"]["AllReduce"]
+    said = set()
+    for row in rows[::5]:
+        ask = (
+            "dynamiccl-evaluate",
+            "explain",
+            gated_dir,
+            *ASK,
+            "--size",
+            row["size_bytes"],
+            "--json",
+        )
+        found = shell(*ask).json
+        assert found["chosen"] == (row["config"] or "ABSTAIN")
+        assert (found["first_byte"], found["last_byte"]) == (row["first_byte"], row["last_byte"])
+        assert found["reason"].startswith("acts" if row["config"] else "abstains")
+        ratios = [each["time_over_default"] for each in found["predictions"]]
+        assert ratios == sorted(ratios)
+        said.add(found["reason"].partition(":")[0])
+        gate = found["gate"]
+        assert row["config"] is None or gate["verdict"] in {"passed", "inferred"}
+    assert said == {"acts", "abstains"}
+
+
+def test_people_read_margin_noise_gate_and_reason(
+    gated_dir: Path, trained: Trained, shell: Shell
+) -> None:
+    ask = ("dynamiccl-evaluate", "explain", gated_dir, *ASK, "--size", "4M")
+    told = shell(*ask).out
+    assert "predicted time saved, %" in told
+    assert "margin " in told
+    assert "noise band " in told
+    assert "gate: " in told
+    bare = shell("dynamiccl-evaluate", "explain", trained.policy, *ASK, "--size", "4M").out
+    assert "no gate judged this policy" in bare

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.simulator.systems import find_system, system_file, system_text
+from dynamiccl.simulator.systems import find_system, system_text
 from tests.cli.conftest import Shell, refused
 from tests.collect.test_fit_simulator import SIZES, ring_only, rows, store_of
 
@@ -45,12 +45,3 @@ def test_data_that_cannot_tell_is_refused_and_nothing_is_written(
     command = ("dynamiccl-collect", "fit-simulator", "--data", "few", "--base", base)
     assert "do not determine" in refused(shell(*command, "--out", "mine.toml"), 3)
     assert not (tmp_path / "mine.toml").exists()
-
-
-def test_a_name_of_the_data_is_found_without_the_description_s_rules(
-    shell: Shell, base: Path, tmp_path: Path
-) -> None:
-    store_of(tmp_path / "data", rows(system="rack", noise=0.01))
-    command = (*FIT, "--base", base, "--out", "rack.toml", "--system", "rack")
-    assert shell(*command, "--json").json["system"] == "rack"
-    assert system_file(str(tmp_path / "rack.toml")).fit.systems == ("rack",)

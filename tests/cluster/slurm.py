@@ -1,9 +1,8 @@
 """A Slurm cluster on this machine: real daemons, four nodes in network namespaces.
 
 Every node is a network and UTS namespace on a bridge, so that it has a hostname and an address; the
-namespaces are held by processes and vanish with them, and nothing of two runs can collide. Where
-namespaces are not allowed, the nodes are four daemons on the loopback, one port each. All daemons
-are children of the test and die with it (PR_SET_PDEATHSIG).
+namespaces are held by processes and vanish with them, and nothing of two runs can collide. All
+daemons are children of the test and die with it (PR_SET_PDEATHSIG).
 
     slurm.run(["srun", "-N4", "hostname"])            a client on the control node, to its end
     subprocess.Popen(slurm.wrap(["salloc", ...]), env=slurm.environ())       the same, by hand
@@ -14,7 +13,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -24,8 +22,6 @@ from pathlib import Path
 
 NODES = 4
 CPUS = 4
-#: Set to `loopback`, it does without namespaces where they would be allowed.
-MODE = "DYNAMICCL_TEST_SLURM"
 PROGRAMS = (
     *("slurmctld", "slurmd", "munged", "srun", "sbatch"),
     *("ip", "nsenter", "setpriv", "unshare"),
@@ -37,12 +33,10 @@ def missing() -> str | None:
     if os.geteuid() != 0:
         return "Slurm's daemons need root here"
     absent = [name for name in PROGRAMS if shutil.which(name) is None]
-    return f"not installed: {', '.join(absent)}" if absent else None
-
-
-def namespaces_allowed() -> bool:
+    if absent:
+        return f"not installed: {', '.join(absent)}"
     tried = subprocess.run(["unshare", "--net", "--uts", "true"], capture_output=True, check=False)
-    return tried.returncode == 0 and os.environ.get(MODE) != "loopback"
+    return "no namespaces may be made here" if tried.returncode else None
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
@@ -59,7 +53,6 @@ class Slurm:
     def __init__(self) -> None:
         # Short, since the path of a socket has at most 107 characters.
         self.root = Path(tempfile.mkdtemp(prefix="dcs-", dir="/tmp"))
-        self.namespaces = namespaces_allowed()
         self.nodes = [f"n{i}" for i in range(1, NODES + 1)]
         #: A folder to put in front of PATH: clients that reach the cluster from outside.
         self.clients = self.root / "clients"
@@ -86,8 +79,6 @@ class Slurm:
 
     def wrap(self, argv: Sequence[str], place: str = "ctl") -> list[str]:
         """The command as it is run on the control node, or on the node `place`."""
-        if not self.namespaces:
-            return list(argv)
         # Entered by process, /sys stays as it is; `ip netns exec` would mount another one.
         return ["nsenter", f"--target={self._holders[place]}", "--net", "--uts", "--", *argv]
 
@@ -144,13 +135,12 @@ class Slurm:
             (self.root / "spool" / node).mkdir(parents=True)
             (self.root / "tmp" / node).mkdir(parents=True)
         self.root.chmod(0o755)
-        if self.namespaces:
-            self._build_network()
+        self._build_network()
         self._write_configuration()
         self._start_munge()
-        self._daemon("ctl", ["slurmctld", "-c", "-D"])
+        self._spawn(self.wrap(["slurmctld", "-c", "-D"]))
         for node in self.nodes:
-            self._daemon(node, ["slurmd", "-D", "-N", node])
+            self._spawn(self.wrap(["slurmd", "-D", "-N", node], node))
         self._write_clients()
         wait_until(self.all_idle, "all nodes idle")
 
@@ -192,9 +182,6 @@ class Slurm:
             )
         self._children.append(child)
         return child
-
-    def _daemon(self, place: str, argv: Sequence[str]) -> None:
-        self._spawn(self.wrap(argv, place))
 
     def _start_munge(self) -> None:
         folder = self.root / "munge"
@@ -238,18 +225,12 @@ class Slurm:
         return f"10.78.0.{number or 100}"
 
     def _write_configuration(self) -> None:
-        ports = [6817, *([6818] * NODES)] if self.namespaces else free_ports(NODES + 1)
-        host = "ctl" if self.namespaces else socket.gethostname().partition(".")[0]
-        nodes = [f"SlurmctldHost={host}({self._node_address(0)})", f"SlurmctldPort={ports[0]}"]
+        lines = [f"SlurmctldHost=ctl({self._address(0)})"]
         for number, node in enumerate(self.nodes, 1):
-            name = f"NodeName={node} NodeHostName={node if self.namespaces else host}"
-            where = f"NodeAddr={self._node_address(number)} Port={ports[number]}"
-            nodes.append(f"{name} {where} CPUs={CPUS} RealMemory=2000 State=UNKNOWN")
-        lines = "\n".join(nodes)
-        self.conf.write_text(f"{_CONFIGURATION.format(root=self.root)}{lines}\n", encoding="utf-8")
-
-    def _node_address(self, number: int) -> str:
-        return self._address(number) if self.namespaces else "127.0.0.1"
+            where = f"NodeName={node} NodeAddr={self._address(number)} CPUs={CPUS}"
+            lines.append(f"{where} RealMemory=2000 State=UNKNOWN")
+        text = _CONFIGURATION.format(root=self.root) + "\n".join([*lines, ""])
+        self.conf.write_text(text, encoding="utf-8")
 
     def _write_clients(self) -> None:
         for name in ("sbatch", "squeue", "scancel", "scontrol"):
@@ -259,18 +240,6 @@ class Slurm:
                 f'#!/bin/sh\nSLURM_CONF={self.conf} exec {real} "$@"\n', encoding="utf-8"
             )
             path.chmod(0o755)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that are free now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def _command_line(pid: int) -> str:

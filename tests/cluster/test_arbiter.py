@@ -54,8 +54,6 @@ def program_fixture(artifact: Path, plugin_path: Path, tmp_path: Path) -> str:
 def start_fixture(slurm: Slurm) -> Start:
     def start(*command: str, **env: str) -> list[list[str]]:
         """The lines that ranks show, sorted; what the launcher prints is read to its end."""
-        if not slurm.namespaces:
-            pytest.skip("all nodes have one name here")
         done = slurm.run(command, {"MASTER_ADDR": "10.78.0.1", **env})
         return shown_in(done.stdout)
 
@@ -97,7 +95,7 @@ def test_ranks_of_two_nodes_take_one_table_or_none(
 ) -> None:
     """The whole way: srun, preparation, arbiter, the tuner's `init`, the table."""
     env = {
-        "MASTER_ADDR": "10.78.0.1" if slurm.namespaces else "127.0.0.1",
+        "MASTER_ADDR": "10.78.0.1",
         "DYNAMICCL_ARTIFACT": str(write_artifact(tmp_path / "tables", FIRST, [(2, 4)])),
         "DYNAMICCL_TEST_ROOT": str(write_machine(tmp_path / "machine")),
     }
@@ -185,8 +183,6 @@ def test_a_batch_script_is_no_rank_nor_is_what_starts_the_ranks(
     slurm: Slurm, program: str, tmp_path: Path
 ) -> None:
     """Around srun it prepares one host, and the others' ranks see that they were not."""
-    if not slurm.namespaces:
-        pytest.skip("all nodes have one name here")
     script, out, show = tmp_path / "job.sh", tmp_path / "out", SHOW.replace("'", '"')
     options = ("--wait", "-N2", "--ntasks-per-node=2", f"--output={out}", f"--chdir={tmp_path}")
     for line in (f"srun -n4 {program}", program, f"{program} srun -n4"):

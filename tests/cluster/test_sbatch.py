@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +19,21 @@ from tests.cluster.test_sweeps import SMALL_PICKS, check_picks, command, environ
 pytestmark = pytest.mark.cluster
 
 
-@dataclass
 class Batch:
     """A sweep of the stand-in, submitted by the command line."""
 
-    slurm: Slurm
-    folder: Path
-    plugin: Path
-    env: dict[str, str] = field(default_factory=dict)
+    def __init__(self, slurm: Slurm, folder: Path, plugin: Path) -> None:
+        self.slurm, self.folder, self.plugin = slurm, folder, plugin
+        self.env: dict[str, str] = {}
+        self.journal = folder / "out" / ".journal" / "system=box" / "sweep=grid"
 
-    def begin(self, header: str = "[]", *, cycles: int = 3, **keys: str) -> dict[str, Any]:
+    def begin(self, header: str = "[]", *, cycles: int = 3, **keys: str) -> str:
+        """Submit it; the job's number."""
         launcher = f'kind = "sbatch", sbatch_header = {header}'
-        (self.folder / "sweep.toml").write_text(
-            small(self.plugin, launcher, cycles=str(cycles), **keys)
-        )
+        text = small(self.plugin, launcher, cycles=str(cycles), **keys)
+        (self.folder / "sweep.toml").write_text(text)
         self.picks = SMALL_PICKS * cycles
-        return self.run()
+        return str(self.run()["job"])
 
     def play(self, **values: str) -> None:
         """What the stand-in's processes find in their environment from now on."""
@@ -43,29 +41,12 @@ class Batch:
         (self.folder / "settings.new").write_text(lines)
         (self.folder / "settings.new").replace(self.folder / "settings")
 
-    def start(self, *more: str) -> subprocess.Popen[str]:
+    def run(self) -> dict[str, Any]:
+        """The same command again; its JSON."""
         path = f"{self.slurm.clients}:{os.environ['PATH']}"
-        return subprocess.Popen(
-            command(self.folder, "--json", *more),
-            env=self.slurm.environ({**environment(PATH=path), **self.env}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, *more: str, code: int = 0) -> dict[str, Any]:
-        """The same command again; its JSON, or what it said."""
-        with self.start(*more) as process:
-            shown, said = process.communicate(timeout=60)
-        assert process.returncode == code, said
-        return dict(json.loads(shown)) if code == 0 else {"said": said}
-
-    @property
-    def journal(self) -> Path:
-        return self.folder / "out" / ".journal" / "system=box" / "sweep=grid"
-
-    def launches(self) -> int:
-        return progress_on_disk(self.journal)[0]
+        env = self.slurm.environ({**environment(PATH=path), **self.env})
+        argv = command(self.folder, "--json")
+        return dict(json.loads(subprocess.check_output(argv, env=env, text=True, timeout=60)))
 
     def owner(self) -> tuple[str, int] | None:
         """Job and attempt that the file says which stands for a lock."""
@@ -76,8 +57,8 @@ class Batch:
 
     def measured(self) -> None:
         """Wait for one more launch than there are now."""
-        before = self.launches()
-        wait_until(lambda: self.launches() > before, "a launch has ended", 120)
+        before = progress_on_disk(self.journal)[0]
+        wait_until(lambda: progress_on_disk(self.journal)[0] > before, "a launch has ended", 120)
 
     def ended(self) -> bool:
         """Whether the journal says how it ended, and no job is there any more."""
@@ -93,21 +74,21 @@ class Batch:
         assert found["trials_done"] == found["trials"]
         return check_picks(self.folder, self.picks)
 
-    def jobs(self) -> list[str]:
-        """Numbers of the jobs that have begun, which their logs are named by."""
-        return sorted(path.stem.removeprefix("grid-") for path in self.logs())
+    def logs(self) -> dict[str, str]:
+        """What the jobs that have begun say, by their numbers."""
+        found = script_path(self.folder / "out", "grid").parent.glob("*.out")
+        return {path.stem.removeprefix("grid-"): path.read_text() for path in sorted(found)}
 
-    def logs(self) -> list[Path]:
-        return [*script_path(self.folder / "out", "grid").parent.glob("*.out")]
-
-    def count(self, words: str) -> int:
-        return sum(path.read_text().count(words) for path in self.logs())
+    def follower(self) -> str:
+        """Wait for a second job, and return its number."""
+        wait_until(lambda: len(self.logs()) == 2, "its follower runs", 60)
+        return [*self.logs()][1]
 
     def facts(self, number: str) -> list[str]:
         return self.slurm.run(["scontrol", "show", "job", number]).stdout.split()
 
-    def wait_for(self, number: str, fact: str) -> None:
-        wait_until(lambda: fact in self.facts(number), f"{fact} of job {number}", 150)
+    def requeued(self, number: str) -> None:
+        wait_until(lambda: "Restarts=1" in self.facts(number), f"{number} begins again", 150)
 
     def warn(self, number: str) -> None:
         """What --signal=B:USR1@120 sends two minutes before the limit."""
@@ -126,17 +107,17 @@ def batch(slurm: Slurm, folder: Path, sweep_path: Path) -> Batch:
 
 
 def test_a_job_is_submitted_once_and_followed_where_it_may_not_be_requeued(batch: Batch) -> None:
-    first = batch.begin('["--no-requeue"]')["job"]
+    first = batch.begin('["--no-requeue"]')
     batch.measured()
     assert batch.run()["job"] == first
     batch.warn(first)
-    wait_until(lambda: len(batch.jobs()) == 2, "its follower runs", 60)
+    batch.follower()
     assert batch.complete()["job_id"].n_unique() == 2
 
 
 def test_options_of_the_header_win_over_ours(batch: Batch) -> None:
     header = ["--begin=now+1hour", "-J mine", "--no-requeue", "--nodes=3", "-o /tmp/x-%j"]
-    number = batch.begin(json.dumps(header))["job"]
+    number = batch.begin(json.dumps(header))
     facts = batch.facts(number)
     for fact in ("JobName=mine", "Requeue=0", "NumNodes=3-3", f"StdOut=/tmp/x-{number}"):
         assert fact in facts
@@ -144,14 +125,14 @@ def test_options_of_the_header_win_over_ours(batch: Batch) -> None:
 
 
 def test_after_a_dead_node_it_is_queued_again_to_the_end(batch: Batch) -> None:
-    number = batch.begin()["job"]
+    number = batch.begin()
     batch.measured()
     node = batch.slurm.run(["squeue", f"--jobs={number}", "-h", "-o", "%B"]).stdout.strip()
     batch.slurm.set_node(node, "down")  # it comes back by itself (ReturnToService=2)
-    batch.wait_for(number, "Restarts=1")
+    batch.requeued(number)
     found = batch.complete()
-    assert batch.jobs() == [number]
-    assert batch.count("work is left: queueing job") == 0
+    assert [*batch.logs()] == [number]
+    assert "work is left: queueing job" not in batch.logs()[number]
     assert set(found["exclusive_node"]) == {False}  # it did not ask for --exclusive
 
 
@@ -159,10 +140,10 @@ def test_after_a_dead_node_it_is_queued_again_to_the_end(batch: Batch) -> None:
 def test_time_limits_end_no_sweep(batch: Batch) -> None:
     # Slurm looks at limits every 30 s (slurmctld's PERIODIC_TIMEOUT).
     batch.play(FAKE_SECONDS_PER_ROW="2")
-    number = batch.begin('["--time=1", "--signal=B:USR1@30"]', cycles=4)["job"]
-    batch.wait_for(number, "Restarts=1")
+    number = batch.begin('["--time=1", "--signal=B:USR1@30"]', cycles=4)
+    batch.requeued(number)
     batch.complete()
-    assert batch.jobs() == [number]
+    assert [*batch.logs()] == [number]
 
 
 def test_a_budget_is_spent_once_by_all_the_jobs_of_a_sweep_where_there_are_no_locks(
@@ -179,18 +160,17 @@ def test_a_budget_is_spent_once_by_all_the_jobs_of_a_sweep_where_there_are_no_lo
     )
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(made), str(source)], check=True)
     batch.env.update(LD_PRELOAD=str(made))
-    number = batch.begin(cycles=8, budget="{ max_measurements = 30 }")["job"]
+    number = batch.begin(cycles=8, budget="{ max_measurements = 30 }")
     batch.measured()
     assert batch.owner() == (number, 0)
     batch.warn(number)
-    batch.wait_for(number, "Restarts=1")
-    assert batch.count("work is left: queueing job") == 1
+    batch.requeued(number)
+    assert batch.logs()[number].count("work is left: queueing job") == 1
     batch.slurm.run(["scontrol", "update", f"JobId={number}", "Requeue=0"])
     batch.measured()
     assert batch.owner() == (number, 1)
     batch.warn(number)
-    wait_until(lambda: len(batch.jobs()) == 2, "its follower runs", 60)
-    follower = batch.jobs()[1]
+    follower = batch.follower()
     wait_until(lambda: batch.owner() == (follower, 0), "its follower holds the sweep", 60)
     batch.play()
     wait_until(batch.ended, "the budget is spent", 120)

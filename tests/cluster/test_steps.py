@@ -1,20 +1,26 @@
-"""Steps on a real Slurm: what our srun and mpirun command lines do."""
+"""What our command lines do on a real Slurm and under a real Open MPI, inside an allocation."""
 
-import re
-from collections.abc import Iterator, Sequence
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dynamiccl.collect.launchers import LauncherSettings, Ranks, command, end_session, start_session
-from tests.cluster.payloads import CHATTER, HANG, MEET, REPORT, meetings, python, reports, stall
+from dynamiccl.collect.launchers import LauncherSettings, Ranks, command
 from tests.cluster.slurm import CPUS, NODES, Slurm, wait_until
-from tests.collect.live_processes import Limits, run_to_end
+from tests.collect.live_processes import Finished, Limits, run_to_end
 
-pytestmark = pytest.mark.cluster
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed"),
+]
 
 LIMITS = Limits(startup_s=30, stall_s=30)
-SRUN = LauncherSettings(kind="srun")
+KINDS = pytest.mark.parametrize("kind", ["srun", "mpirun"])
 #: What breaks one way of handing over variables or another.
 HARD = {
     "HARD_COMMAS": "allreduce:ring,tree;allgather:^nvls",
@@ -23,101 +29,136 @@ HARD = {
     "HARD_UNICODE": "größe",
     "HARD_EMPTY": "",
 }
+GONE = "NCCL_TUNER_PLUGIN"
+#: Says on one line where and who a rank is, and what it finds under the variables that it is told.
+REPORT = """
+import json, os, socket, sys
+rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("SLURM_PROCID"))
+found = {name: os.environ.get(name) for name in sys.argv[1:]}
+print(json.dumps({"host": socket.gethostname(), "rank": int(rank), "env": found}), flush=True)
+"""
+#: One row, then nothing for ever, whatever it is told; the words after it mark its processes.
+HANG = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("row", flush=True)
+time.sleep(600)
+"""
 
 
-class Allocation:
-    """Nodes that are ours, as inside a batch job."""
-
-    def __init__(self, slurm: Slurm) -> None:
-        self._slurm = slurm
-        granted = slurm.run(["salloc", "--no-shell", f"-N{NODES}", f"-n{NODES * CPUS}"]).stderr
-        self.job = granted.split("job allocation ")[-1].split()[0]
-
-    def inside(self, made: Sequence[str]) -> list[str]:
-        where = {**self._slurm.variables, "SLURM_JOB_ID": self.job}
-        variables = [f"{name}={value}" for name, value in where.items()]
-        return self._slurm.wrap(["env", *variables, *made])
+def python(source: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", source, *arguments)
 
 
-@pytest.fixture(scope="module")
-def allocation(running_slurm: Slurm) -> Iterator[Allocation]:
-    """One for all tests: a step that ends, however it does, leaves it usable."""
-    yield Allocation(running_slurm)
-    running_slurm.clear()
+def inside(slurm: Slurm, argv: Sequence[str], nodes: int = 2) -> list[str]:
+    salloc = ("salloc", "--quiet", f"-N{nodes}", "--ntasks-per-node=2")
+    variables = [f"{name}={value}" for name, value in slurm.variables.items()]
+    return slurm.wrap(["env", *variables, *salloc, *argv])
 
 
-@pytest.fixture
-def slurm(running_slurm: Slurm) -> Slurm:
-    """The cluster with the allocation in it."""
-    return running_slurm
+def stall(argv: Sequence[str], rows: int) -> Finished:
+    """Run what prints so many rows and then hangs; a second after the last it counts as hung."""
+    left = rows
+
+    def take(text: str, _: float) -> bool:
+        nonlocal left
+        left -= text.count("row")
+        return left <= 0
+
+    return run_to_end(argv, Limits(60, 1), take)
 
 
+def reports(done: Finished) -> list[dict[str, Any]]:
+    """The output of REPORT's ranks, by rank; mpirun may put two on one line."""
+    assert done.returncode == 0, done.lines
+    decoder, text, found = json.JSONDecoder(), "\n".join(done.lines).strip(), []
+    while text:
+        report, end = decoder.raw_decode(text)
+        found.append(report)
+        text = text[end:].strip()
+    return sorted(found, key=lambda report: int(report["rank"]))
+
+
+@KINDS
 def test_variables_arrive_unchanged_on_every_rank_node_by_node(
-    slurm: Slurm, allocation: Allocation, monkeypatch: pytest.MonkeyPatch
+    kind: Any, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NCCL_TUNER_PLUGIN", "theirs")
-    # As in a job that was submitted with --export=NONE.
-    monkeypatch.setenv("SLURM_EXPORT_ENV", "NONE")
-    gone = "NCCL_TUNER_PLUGIN"
-    ranks = Ranks(python(REPORT, gone, *HARD), HARD, NODES, 2, unset=(gone,))
-    found = reports(run_to_end(allocation.inside(command(ranks, SRUN)), LIMITS))
-    assert [report["rank"] for report in found] == list(range(2 * NODES))
-    assert all(report["env"] == {gone: None, **HARD} for report in found)
-    if slurm.namespaces:  # else all nodes have one hostname
-        assert [report["host"] for report in found] == [n for n in slurm.nodes for _ in "ab"]
+    monkeypatch.setenv(GONE, "theirs")
+    if kind == "srun":  # as in a job that was submitted with --export=NONE
+        monkeypatch.setenv("SLURM_EXPORT_ENV", "NONE")
+    ranks = Ranks(python(REPORT, GONE, *HARD), HARD, 2, 2, unset=(GONE,))
+    argv = inside(slurm, command(ranks, LauncherSettings(kind=kind)))
+    found = reports(run_to_end(argv, LIMITS))
+    assert [report["rank"] for report in found] == [0, 1, 2, 3]
+    assert all(report["env"] == {GONE: None, **HARD} for report in found)
+    assert [report["host"] for report in found] == ["n1", "n1", "n2", "n2"]
 
 
-def test_a_stalled_step_leaves_no_process_and_the_allocation_usable(
-    slurm: Slurm, allocation: Allocation
-) -> None:
-    ranks = Ranks(python(HANG, "stalls-here"), num_nodes=NODES, ranks_per_node=2)
-    done = stall(allocation.inside(command(ranks, SRUN)), 2 * NODES)
+def test_a_stalled_step_leaves_no_process_and_the_allocation_usable(slurm: Slurm) -> None:
+    granted = slurm.run(["salloc", "--no-shell", f"-N{NODES}", f"-n{NODES * CPUS}"]).stderr
+    job = granted.split("job allocation ")[-1].split()[0]
+    variables = [f"{name}={value}" for name, value in slurm.variables.items()]
+
+    def step(source: str, marker: str, on_each: int) -> list[str]:
+        ranks = Ranks(python(source, marker), num_nodes=NODES, ranks_per_node=on_each)
+        argv = command(ranks, LauncherSettings(kind="srun"))
+        return slurm.wrap(["env", *variables, f"SLURM_JOB_ID={job}", *argv])
+
+    done = stall(step(HANG, "stalls-here", 2), 2 * NODES)
     assert done.returncode is None
     assert done.lines.count("row") == 2 * NODES
     wait_until(lambda: not slurm.processes_with("stalls-here"), "all ranks gone", 10)
-    again = Ranks(python(REPORT), num_nodes=NODES, ranks_per_node=CPUS)
-    assert len(reports(run_to_end(allocation.inside(command(again, SRUN)), LIMITS))) == 16
+    assert len(reports(run_to_end(step(REPORT, "HOME", CPUS), LIMITS))) == NODES * CPUS
 
 
-def test_lines_of_several_ranks_arrive_whole(allocation: Allocation) -> None:
-    ranks = Ranks(python(CHATTER), num_nodes=NODES, ranks_per_node=2)
-    done = run_to_end(allocation.inside(command(ranks, SRUN)), LIMITS)
-    whole = [line for line in done.lines if re.fullmatch(r"<\d:\d+:x{150}>", line)]
-    assert len(whole) == len(done.lines) == 2 * NODES * 300
+@pytest.mark.parametrize("marker", ["hangs-here", "killed-here"])
+def test_ranks_of_mpirun_that_hang_leave_no_process(marker: str) -> None:
+    # More ranks than this machine has cores.
+    local = LauncherSettings(kind="mpirun", extra_args=("--oversubscribe",))
+    argv = command(Ranks(python(HANG, marker), ranks_per_node=4), local)
+    if marker == "hangs-here":
+        done = stall(argv, 4)
+        assert "".join(done.lines).count("row") == 4
+    else:  # without grace mpirun has no time to end its ranks, which are in groups of their own
+        done = run_to_end(argv, Limits(30, 0.3, 0.0))
+    assert done.returncode is None
+    left = subprocess.run(["pgrep", "-f", marker], capture_output=True, check=False)
+    assert left.returncode != 0
 
 
-def test_a_rank_that_dies_ends_the_step(slurm: Slurm, allocation: Allocation) -> None:
+def test_a_rank_that_dies_ends_the_step(slurm: Slurm) -> None:
     code = "import os, time\nif os.environ['SLURM_PROCID'] == '1': os._exit(5)\ntime.sleep(600)"
     ranks = Ranks(python(code, "dies-here"), num_nodes=2, ranks_per_node=1)
-    done = run_to_end(allocation.inside(command(ranks, SRUN)), LIMITS)
-    assert done.returncode is not None
-    assert done.returncode != 0
+    done = run_to_end(inside(slurm, command(ranks, LauncherSettings(kind="srun"))), LIMITS)
+    assert done.returncode not in {None, 0}
     wait_until(lambda: not slurm.processes_with("dies-here"), "all ranks gone", 10)
 
 
-def test_a_sampler_runs_beside_a_step_that_fills_the_nodes(
-    slurm: Slurm, allocation: Allocation, tmp_path: Path
-) -> None:
-    sampler = Ranks(python(HANG, "samples-here"), num_nodes=NODES, overlap=True)
-    made = allocation.inside(command(sampler, SRUN))
-    full = Ranks(python(REPORT), num_nodes=NODES, ranks_per_node=CPUS)
-    log = tmp_path / "samples"
-    with log.open("wb") as file:
-        leader = start_session(made, file)
-    try:
-        wait_until(lambda: log.read_text(encoding="utf-8").count("row\n") == NODES, "samplers up")
-        done = run_to_end(allocation.inside(command(full, SRUN)), LIMITS)
-        assert len(reports(done)) == NODES * CPUS
-        assert leader.poll() is None
-    finally:
-        end_session(leader, 5.0)
+#: Runs one launch beside another inside one allocation, as a sampler beside a benchmark.
+BESIDE = """
+import sys
+from dynamiccl.collect.launchers import LauncherSettings, Ranks, command
+from dynamiccl.collect.nodes import Nodes
+from tests.cluster.test_steps import HANG, python
+from tests.collect.live_processes import Limits, run_to_end
+settings = LauncherSettings(kind=sys.argv[1])
+full = Ranks(("echo", "ran"), num_nodes=2, ranks_per_node=2)
+said = []
+with Nodes(settings).start(python(HANG, "samples-here"), 2, said.append) as sampler:
+    sampler.wait_for(lambda: sum("row" in line for line in said) >= 2, 60)
+    done = run_to_end(command(full, settings), Limits(20, 20))
+    print(sampler.process.poll() is None, done.returncode, "".join(done.lines).count("ran"))
+    if done.returncode:
+        print(*done.lines)
+"""
+
+
+@KINDS
+def test_a_sampler_runs_beside_a_launch_that_fills_the_nodes(kind: str, slurm: Slurm) -> None:
+    # A folder of its own: daemons of an earlier mpirun may still be removing the one of all.
+    scratch = slurm.root / "beside"
+    scratch.mkdir(exist_ok=True)
+    driver = ("env", f"PYTHONPATH={Path.cwd()}", f"TMPDIR={scratch}", *python(BESIDE, kind))
+    done = run_to_end(inside(slurm, driver), LIMITS)
+    assert done.lines == ["True 0 4"]
     wait_until(lambda: not slurm.processes_with("samples-here"), "samplers gone", 10)
-
-
-def test_ranks_meet_by_pmix_under_srun(allocation: Allocation) -> None:
-    made = LauncherSettings(kind="srun", extra_args=("--mpi=pmix",))
-    ranks = Ranks(python(MEET), {"OMPI_MCA_btl": "self,tcp"}, num_nodes=2, ranks_per_node=2)
-    done = run_to_end(allocation.inside(command(ranks, made)), LIMITS)
-    if any("can not load PMIx library" in line for line in done.lines):
-        pytest.skip("Slurm finds no libpmix.so (Debian: apt-get install libpmix-dev)")
-    assert meetings(done) == [f"rank {i} of 4" for i in range(4)]

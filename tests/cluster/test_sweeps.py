@@ -12,8 +12,7 @@ from dynamiccl.collect.sweep import GroupShape, Sizes, load_sweep, sweep_text
 from dynamiccl.datasets import store
 from dynamiccl.simulator.system import Group
 from tests.cluster.slurm import Slurm
-from tests.collect.benchmark.stand_in import share_near_truth
-from tests.collect.benchmark.sweeps import text_of
+from tests.collect.benchmark.stand_in import share_near_truth, text_of
 
 pytestmark = pytest.mark.cluster
 

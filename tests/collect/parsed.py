@@ -1,10 +1,11 @@
 """What the import makes of a file or a text: rows, remarks and refused lines."""
 
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from dynamiccl.collect.imports import ImportSummary, import_files
 from dynamiccl.collect.nccl_tests import ImportOptions, read_file
@@ -13,6 +14,11 @@ from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import Source
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Collective
+
+#: Inputs as people have them, and what each gives, table by table.
+INPUTS: Final[dict[str, list[Any]]] = tomllib.loads(
+    (Path(__file__).parents[1] / "data" / "inputs.toml").read_text(encoding="utf-8")
+)
 
 
 def imported(

@@ -10,8 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -20,11 +18,17 @@ import pytest
 from dynamiccl.collect.launch import NcclTestsRunner, read_rows
 from dynamiccl.collect.nccl_tests import ImportOptions, read_file
 from dynamiccl.collect.output import FileReport
-from dynamiccl.collect.schedule import LaunchMode, arguments, deal
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.errors import DynamicclError, MachineError, OutputError
-from tests.collect.benchmark.stand_in import ROOT, rows, run, site, wanted
-from tests.collect.benchmark.sweeps import feasible, launch_of, sweep
+from tests.collect.benchmark.stand_in import (
+    ROOT,
+    feasible,
+    rows,
+    run,
+    site,
+    sweep,
+    wanted,
+)
 
 torch = pytest.importorskip("torch", reason="torch is not installed: nothing was checked")
 
@@ -32,14 +36,6 @@ KINDS: Final = ("matmul", "persistent-matmul")
 PROGRAM: Final = (sys.executable, "-m", "dynamiccl.collect.beside")
 MPIRUN: Final = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2")
 LIMIT_S: Final = 240
-
-
-@pytest.fixture(name="interpreter")
-def interpreter_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton without a GPU, here and in what is started."""
-    if find_spec("triton") is None:
-        pytest.skip("triton is not installed: the persistent kernel was not checked")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 def beside(
@@ -61,26 +57,15 @@ def beside(
 
 
 @pytest.mark.parametrize(
-    ("name", "places", "launcher", "more"),
-    [
-        ("reduce_scatter_perf", [False, True], (), ()),
-        ("all_reduce_perf", [True], MPIRUN, ()),
-        ("reduce_perf", [True], (), ("--persistent",)),
-    ],
+    ("name", "places", "launcher"),
+    [("reduce_scatter_perf", [False, True], ()), ("all_reduce_perf", [True], MPIRUN)],
 )
 def test_both_sides_of_each_half_are_measured(
-    name: str,
-    places: list[bool],
-    launcher: Sequence[str],
-    more: Sequence[str],
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
+    name: str, places: list[bool], launcher: Sequence[str], tmp_path: Path
 ) -> None:
     if launcher and shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed")
-    if more:
-        request.getfixturevalue("interpreter")
-    done = beside(tmp_path, name, "-N", "2", "-d", "bfloat16", *more, launcher=launcher)
+    done = beside(tmp_path, name, "-N", "2", "-d", "bfloat16", launcher=launcher)
     assert done.returncode == 0, done.stderr
     sizes = (16384, 65536)
     blocks, told = read_rows(done.stdout.splitlines(), tmp_path / "none", sizes=sizes)
@@ -108,32 +93,6 @@ def test_both_sides_of_each_half_are_measured(
         list(read_file(log, {"run": "x"}, ImportOptions(), report))
 
 
-def test_options_that_no_sweep_gives_are_refused_by_name(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from dynamiccl.collect.beside import options_of
-
-    for words, said in (
-        (["all_reduce_perf", "-z", "1"], "unrecognized arguments: -z 1"),
-        (["alltoall_perf"], "invalid choice: 'alltoall_perf'"),
-    ):
-        with pytest.raises(SystemExit, match="2"):
-            options_of([*words, "--edge", "96", "--meet", "x"])
-        assert said in capsys.readouterr().err
-
-
-def test_machine_without_a_gpu_is_no_place_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dynamiccl.collect import beside as program
-
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    options = ["reduce_perf", "--edge", "96", "--meet", str(tmp_path / "meet")]
-    monkeypatch.setattr(sys, "argv", ["beside", *options])
-    with pytest.raises(MachineError, match="no CUDA device on"):
-        program.main()
-
-
 def test_a_product_has_ended_before_the_work_and_one_begins_behind_it() -> None:
     from dynamiccl.collect.beside import Products
 
@@ -152,37 +111,6 @@ def test_a_product_has_ended_before_the_work_and_one_begins_behind_it() -> None:
     per_product = (marks[-1] - marks[0]) / (len(marks) - 1)
     assert products.rate(marks) == pytest.approx(2e-12 * 64**3 / per_product)
     assert products.alone() > 0
-
-
-def test_failures_of_either_side_are_told() -> None:
-    from dynamiccl.collect.beside import Products
-
-    products = Products(64, torch.device("cpu"))
-    with pytest.raises(ZeroDivisionError):
-        products.during(lambda: 1 / 0)
-    products._product = partial(torch.mm, torch.zeros(2, 3), torch.zeros(2, 3))
-    with pytest.raises(RuntimeError):
-        products.during(lambda: None)
-
-
-@pytest.mark.usefixtures("interpreter")
-def test_persistent_kernel_multiplies_matrices_that_tiles_do_not_divide() -> None:
-    """In a process of its own: Triton reads its setting when something imports it first."""
-    code = """
-import torch
-from dynamiccl.collect.persistent import multiply
-for dtype in (torch.float32, torch.float16):
-    for edge, programs, side in ((96, 1, 128), (300, 7, 32), (130, 99, 64)):
-        a, b = torch.randn(2, edge, edge).to(dtype)
-        product = torch.full((edge, edge), torch.nan, dtype=dtype)
-        multiply(a, b, product, programs, side)
-        wanted = (a.double() @ b.double()).to(dtype)
-        torch.testing.assert_close(product, wanted, rtol=1e-3, atol=1e-3)
-"""
-    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=LIMIT_S)
-
-
-# --- In a sweep ---
 
 
 def beside_products(**keys: str) -> Sweep:
@@ -224,16 +152,6 @@ def test_sweep_has_both_sides_of_each_config(tmp_path: Path, sweep_path: Path) -
         assert found[name].null_count() == 0
     for name in ("resident_share", "throttled", "nccl_tests_version"):
         assert found[name].null_count() == found.height
-
-
-def test_command_line_has_no_json_since_the_text_says_it_all() -> None:
-    made = beside_products(runner="{ per_iteration = true }")
-    launch = launch_of(feasible(made), LaunchMode.SWEEP)
-    grid = deal(launch)
-    line = " ".join(arguments(("x", "--edge", "96"), launch, grid, made.file, gpus=2, folder=ROOT))
-    assert line.startswith("x --edge 96 -b 65536 -e 262144 -f 4 -g 2")
-    assert "-J" not in line
-    assert "-I" not in line
 
 
 @pytest.mark.parametrize(

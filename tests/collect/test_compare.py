@@ -3,18 +3,15 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import pytest
 
-from dynamiccl.collect.compare import CELL, OWN_CHOICE, compare
-from dynamiccl.collect.imports import ImportOptions, import_files
+from dynamiccl.collect.compare import OWN_CHOICE, compare
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.store import measurements_table, read, write_part
 from dynamiccl.errors import NotEnoughData
 from tests.cli.conftest import Shell
 from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
-from tests.rows import default, forced
 
 SAMPLE = Path(__file__).parents[2] / "datasets" / "sample"
 SWEEP = """
@@ -122,26 +119,6 @@ def test_another_choice_of_nccl_is_told_from_a_slower_config(sweeps: Sweeps) -> 
     assert all(each["why"].startswith("the same choice: ") for each in same)
 
 
-def test_another_choice_at_the_same_time_is_listed_and_is_no_change(sweeps: Sweeps) -> None:
-    is_own = pl.col("is_default") & (pl.col("size_bytes") == 1 << 20)
-    more = pl.when(is_own).then(pl.lit(99)).otherwise("actual_num_channels")
-    found = compare(sweeps(0), sweeps(1).with_columns(actual_num_channels=more))
-    assert not found["is_changed"]
-    assert [each["first_bytes"] for each in found["changes"]] == [1 << 20, 1 << 20]
-    assert all("with 99 channels, before" in each["why"] for each in found["changes"])
-    assert not any(each["is_beyond_noise"] for each in found["changes"])
-
-
-def test_a_forced_config_that_ran_with_fewer_channels_says_so(sweeps: Sweeps) -> None:
-    """As NCCL 2.29 takes fewer of them for small calls."""
-    fewer = pl.when(IN_RING & LARGE).then(pl.lit(1)).otherwise("actual_num_channels")
-    after = slowed(sweeps(1), IN_RING & LARGE, 0.8).with_columns(actual_num_channels=fewer)
-    found = compare(sweeps(0), after.with_columns(nccl_version=pl.lit("2.30.7")))
-    assert {"name": "nccl_version", "old": "2.27.5", "new": "2.30.7"} in found["other_changes"]
-    assert {each["why"] for each in found["changes"]} == {"fewer channels than before"}
-    assert all(each["change"] < 0.0 for each in found["changes"])
-
-
 def test_of_one_run_each_nothing_is_confirmed(sweeps: Sweeps) -> None:
     found = compare(one_run(sweeps(0)), one_run(sweeps(1)))
     assert not found["is_changed"]
@@ -155,34 +132,6 @@ def test_of_one_run_each_nothing_is_confirmed(sweeps: Sweeps) -> None:
     assert {each["config"] for each in found["changes"]} == {"Ring/Simple"}
     assert all(each["is_beyond_noise"] for each in found["changes"])
     assert not any(each["is_confirmed"] for each in found["changes"])
-
-
-def test_without_neighbours_and_repeats_noise_is_not_known() -> None:
-    rows = [
-        pl.DataFrame(measurements_table([default(t), forced("Ring", "LL", 2 * t)])) for t in (9, 12)
-    ]
-    found = compare(*rows)
-    assert not found["is_changed"]
-    assert found["changes"] == []
-    assert found["systems"][0]["noise"] is None
-
-
-def test_published_repeats_drawn_anew_raise_no_alarm(tmp_path: Path) -> None:
-    """Sockets that repeat within a factor of two among them."""
-    options = ImportOptions(systems_file=SAMPLE / "systems.toml")
-    import_files([SAMPLE / "rtx5090_socket_raw_repeats.csv"], tmp_path, options=options)
-    cells = read(tmp_path).group_by(*CELL, "in_place", maintain_order=True)
-    drawn = []
-    for side in range(2):
-        random = np.random.default_rng((0, side))
-        rows = [
-            group[random.integers(0, group.height, 5)].with_columns(
-                run=pl.lit("r"), repeat=pl.Series(range(5), dtype=pl.Int64)
-            )
-            for _, group in cells
-        ]
-        drawn.append(pl.concat(rows))
-    assert not compare(*drawn)["is_changed"]
 
 
 def test_data_that_share_nothing_say_why(sweeps: Sweeps) -> None:

@@ -63,16 +63,6 @@ def test_counts_by_hand(tmp_path: Path) -> None:
     assert (found["gpu"], found["source"], found["simulated"]) == ("H100", "nccl-tests-text", False)
 
 
-def test_unknown_noise_and_lines(tmp_path: Path) -> None:
-    found = summaries(tmp_path, default(), forced("Ring"))["box"]
-    assert found["noise_bands"] == {}
-    text = lines(found)
-    assert text["noise band"].startswith("unknown: no cell has two independent")
-    assert text["GPU"] == "H100; nodes x ranks per node: 1x8"
-    assert text["rows"] == "2 (2 ok); 2 with a time, left out: none"
-    assert text["verified"] == "0% of the rows that worked"
-
-
 def test_system_where_nothing_worked_is_described(tmp_path: Path) -> None:
     found = summaries(tmp_path, default(None, status="failed"))["box"]
     assert (found["rows"], found["rows_with_time"], found["verified_share"]) == (1, 0, 0.0)
@@ -98,24 +88,6 @@ def only(*rows: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("flags", [{"throttled": True}, {"ecc_errors": 1}])
-def test_rows_of_unwell_gpus_are_in_no_verdict(flags: dict[str, Any]) -> None:
-    slow = default(150.0, repeat=2, aa_noise_band=0.5, **flags)
-    found = only(default(100.0), slow, forced("Ring", "LL", 90.0), forced("Tree", "LL", 1, **flags))
-    assert (found["best"], found["default_us"], found["noise_band"]) == ("Ring/LL", 100.0, None)
-    assert only(slow, forced("Ring", "LL", 90.0))["default_us"] is None
-
-
-def test_default_that_is_as_good_comes_before_a_config() -> None:
-    rows = [forced("Ring", "LL", 80.0), default(80.0), forced("Tree", "LL", 80.0)]
-    assert only(*rows)["best"] == only(*reversed(rows))["best"] == "ABSTAIN"
-    without = only(rows[0], rows[2])
-    assert without["best"] == only(rows[2], rows[0])["best"] == "Ring/LL"
-    # Where the default was not measured nobody knows a gain.
-    told = ("default_us", "gain", "beyond_noise")
-    assert [without[name] for name in told] == [None, None, None]
-
-
 def test_measured_noise_band_counts_before_that_of_repeats() -> None:
     pair = [default(100.0, aa_noise_band=0.3), default(150.0, repeat=1, aa_noise_band=0.3)]
     found = only(*pair, forced("Ring", "LL", 100.0, aa_noise_band=0.3))
@@ -126,26 +98,6 @@ def test_measured_noise_band_counts_before_that_of_repeats() -> None:
     assert only(*repeats, forced("Ring", "LL", 50.0))["noise_band"] == 0.5
     unknown = only(default(100.0), forced("Ring", "LL", 99.0))
     assert (unknown["noise_band"], unknown["beyond_noise"]) == (None, True)
-
-
-def test_gain_is_over_the_untouched_default_and_not_over_that_under_our_plugin() -> None:
-    found = only(default(100.0), default(60.0, default_scope="profile"), forced("Ring", "LL", 80.0))
-    assert (found["best"], found["default_us"]) == ("Ring/LL", 100.0)
-
-
-@pytest.mark.parametrize(
-    "out",
-    [
-        {"exclusive_node": False},
-        {"mig": True},
-        {"interference_kind": "cpu", "interference_level": 0.5},
-        {"status": "wrong_values"},
-        {"collective": "AlltoAll"},
-    ],
-)
-def test_rows_that_say_nothing_of_the_machine_are_left_out(out: dict[str, Any]) -> None:
-    found = only(default(100.0), forced("Ring", "LL", 90.0), forced("Tree", "LL", 1.0, **out))
-    assert found["best"] == "Ring/LL"
 
 
 def grid(system: str, **columns: Any) -> list[dict[str, Any]]:

@@ -19,11 +19,8 @@ from dynamiccl.simulator.systems import (
     CELL_NUMBERS,
     CellParameters,
     FitParameters,
-    FitProfile,
     Origin,
-    Parameter,
     ParametricSystem,
-    Rescale,
     SystemFile,
     system_file,
 )
@@ -42,25 +39,19 @@ def ring_only(change: Callable[[float], float] = lambda value: value) -> SystemF
     """B300 with what belongs to a ring in Simple to be fitted, started from changed numbers."""
     file = system_file("b300-nvlink")
 
-    def freed(name: str, held: Parameter) -> Parameter:
-        if held.origin is not Origin.FITTED:
-            return held
-        if name not in KEPT:
-            return held.model_copy(update={"origin": Origin.PRIOR})
-        return held.model_copy(update={"value": change(held.value)})
+    def freed(name: str, table: Any, keys: Sequence[str]) -> Any:
+        held = {key: getattr(table, key) for key in keys}
+        changed = {
+            key: one.model_copy(
+                update={"value": change(one.value)} if name in KEPT else {"origin": Origin.PRIOR}
+            )
+            for key, one in held.items()
+            if one.origin is Origin.FITTED
+        }
+        return table.model_copy(update=changed)
 
-    cells = tuple(
-        cell.model_copy(
-            update={
-                key: freed(cell.key, getattr(cell, key))
-                for key, field in type(cell).model_fields.items()
-                if field.annotation is Parameter
-            }
-        )
-        for cell in file.cells
-    )
-    inside = file.links.inside_gbytes_per_s
-    links = file.links.model_copy(update={"inside_gbytes_per_s": freed("links", inside)})
+    cells = tuple(freed(cell.key, cell, CELL_NUMBERS) for cell in file.cells)
+    links = freed("links", file.links, ["inside_gbytes_per_s"])
     rules = file.fit.model_copy(update={"systems": (), "min_bytes": 0})
     return file.model_copy(update={"cells": cells, "links": links, "fit": rules})
 
@@ -123,35 +114,6 @@ def test_disturbed_rows_and_excluded_runs_say_nothing(tmp_path: Path) -> None:
     ]
     found = cells(tmp_path, file, *rows)
     assert [cell.call.size_bytes for cell in found] == [MIB, 4 * MIB]
-
-
-def test_sizes_in_another_unit_are_made_bytes(tmp_path: Path) -> None:
-    rule = Rescale(runs=("elements",), factor=4, why="float32")
-    rows = (default(100.0, size_bytes=4 * MIB), default(102.0, run="elements"))
-    [cell] = cells(tmp_path, described(rescale=[rule]), *rows)
-    assert (cell.call.size_bytes, cell.time_us) == (4 * MIB, 101.0)
-
-
-def test_a_limit_of_a_profile_is_not_a_request(tmp_path: Path) -> None:
-    file = described(profiles={"default": FitProfile(), "few": FitProfile(max_channels=4)})
-    limited = forced("Ring", "Simple", channels=4, launch_profile="few", size_bytes=64 << 10)
-    asked = forced("Ring", "Simple", channels=4, size_bytes=64 << 10)
-    many = forced("Ring", "Simple", channels=48, size_bytes=256 * MIB)
-    found = cells(tmp_path, file, limited, asked, many)
-    # NCCL's own rule opens a channel for each 32 KiB; a request is spread over all four. More
-    # channels than NCCL opens were opened by somebody.
-    assert {cell.label: cell.work.num_channels for cell in found} == {
-        "AllReduce Ring/Simple (at most 4ch)": 2,
-        "AllReduce Ring/Simple/4ch": 4,
-        "AllReduce Ring/Simple/48ch": 48,
-    }
-
-
-def test_a_protocol_forced_where_nccl_has_it_off_runs_on_a_ring(tmp_path: Path) -> None:
-    file = system_file("rtx5090-sockets").model_copy(update={"fit": FitParameters()})
-    row = forced(None, "LL128", num_nodes=2, ranks_per_node=1, num_ranks=2)
-    [cell], left_out = read_cells(store_of(tmp_path, [row]), file)
-    assert (cell.key, left_out) == ("Ring/LL128", {})
 
 
 FREE = ("hop_us", "slice_us", "channel_gbytes_per_s", "overlap")
@@ -260,8 +222,6 @@ def test_several_systems_ask_which(tmp_path: Path) -> None:
     with pytest.raises(NotEnoughData, match="nothing of box is left to fit 'b300-nvlink' to"):
         read_cells(away, ring_only())
 
-
-# --- The shipped fits against the published measurements that they were made from ---
 
 FILES = ("b300_nvlink_allreduce", "gb10_roce_ring", "rtx5090_socket_tables",
          "rtx5090_socket_raw_repeats")  # fmt: skip

@@ -17,8 +17,7 @@ from dynamiccl.collect.nccl_tests import Part
 from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets.store import measurements_table, trial_id
 from dynamiccl.errors import OutputError, UserError
-from tests.collect.parsed import imported
-from tests.collect.traces.made import calls_of, inspector_line
+from tests.collect.parsed import INPUTS, imported
 from tests.published import WHOLE
 
 CASES = WHOLE / "public-cases"
@@ -34,42 +33,6 @@ $ NCCL_ALGO=Ring ./all_reduce_perf -b 2M -e 2M -g 2
 # Out of bounds values : 0 OK
 # Avg bus bandwidth    : 52.43
 """
-#: Before each line; `%d` is the line's number.
-PREFIXES = (
-    "[1,0]<stdout>:",
-    "[1,mpirank:0,algo-2]<stdout>:",
-    "[prterun-m7-4011@1,0][m7:9]<stdout>: ",
-    "Fri Jan  2 03:04:0%d 2026[1,0]<stdout>:",
-    "1: ",
-    "  3: [0] ",
-    "[0] ",
-    "[0@m7] ",
-    "[rank0]: ",
-    "[default0]:",
-    "(worker1, rank=1, pid=12) ",
-    "(head, rank=0, pid=11) [1,0]<stdout>:",
-    "(RayTrainWorker pid=77, ip=10.0.0.1) ",
-    "2026-01-02T03:04:0%d.123456789Z ",
-    "2026-01-02T03:04:0%d.123456789Z stdout F ",
-    "2026-01-02T03:04:0%d.123456789+01:00 stdout F [pod/x-launcher-0/launcher] 0: ",
-    "[pod/x-launcher-0/launcher] 2026-01-02T03:04:0%d.1Z [1,0]<stdout>:",
-    "[2026-01-02 03:04:0%d,678] ",
-    "[2026-01-02T03:04:0%d.678] (worker1, rank=1, pid=12) ",
-    "2026/01/02 03:04:0%d [1,0]<stderr>: ",
-    "Jan  2 03:04:0%d m7 slurmd[41]: ",
-    "03:04:0%d.5 | ",
-    "2026-01-02 03:04:0%d,678 - INFO - ",
-    "worker-1  | ",
-    "svc.1.k3j@m7    | ",
-    "m7: ",
-    "I0102 03:04:0%d.12345 77 run.py:12] ",
-    "mpi-launcher nccl-test> ",  # learned
-    "<m7/%d>[x] ",
-    "1767322445.%d ",
-    "    ",
-    "\x1b[36m(head, rank=0, pid=11)\x1b[0m ",
-    "[36m(head, rank=0, pid=11)[0m ",
-)
 
 
 def envelope(**told: str) -> Callable[[str], bytes]:
@@ -104,7 +67,7 @@ FORMS: dict[str, Callable[[str], bytes]] = {
             prefix.replace("%d", str(number % 10)) + line
             for number, line in enumerate(log.splitlines(keepends=True))
         ).encode()
-        for prefix in PREFIXES
+        for prefix in INPUTS["prefixes"]
     },
 }
 
@@ -120,128 +83,17 @@ def test_a_log_is_the_same_in_every_form(form: str, tmp_path: Path) -> None:
     assert (summary.rejected, summary.rows_read) == ([], 1)
 
 
-RCCL = "ranks,rankspernode,gpusperrank,size,type,redop,inplace,time,algbw,busbw,#wrong"
-TUNER = "# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks\n"
 NVIDIA = "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff"
-#: A CSV, options, and what its rows must be: collective, ranks, nodes, us, what was requested.
-TABLES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "NVIDIA's": (
-        f"{NVIDIA},cost_metric,bandwidth_gbps,latency_us\n"
-        "broadcast,65536,ring,ll,4,2,16,-1,-1,0.2,9,30.5\n"
-        "allreduce,65536,nvls,simple,-1,-1,-1,1,0,1,9,7\n",
-        {},
-        "Broadcast 16 2 30.5 Ring LL 4; AllReduce - - 7.0 NVLS Simple -",
-    ),
-    "its table": (
-        f"{TUNER}allreduce,0,32768,tree,ll,2,2,16\n"
-        "allgather,32769,4294967295,ring,simple,-1,2,16\n",
-        {},
-        "AllReduce 16 2 - Tree LL 2; AllGather 16 2 - Ring Simple -",
-    ),
-    "without names": (
-        "allreduce,0,32768,nvls_tree,simple,2,2,16,-1,1\n",
-        {},
-        "AllReduce 16 2 - NVLSTree Simple 2",
-    ),
-    # Its rows have one cell more than its header.
-    "rccl-tests under MPI": (
-        f"numCycle,collective,{RCCL}\n0,AllReduce,1,8,8,1,2097152,float,sum,0,40,52.43,91.75,0\n",
-        {"num_nodes": 2},
-        "AllReduce 8 2 40.0 - - -",
-    ),
-    "rccl-tests split or not": (
-        f"collective, {RCCL}\nAllReduce, 2, 16, 8, 1, 1048576, float, sum, 0, 50, 20.97, 36.7, 0\n"
-        "AllReduce, 2, 16, 8, 1, 2097152, float, sum, 0, 50, 41.94, 78.64, 0\n",
-        {},
-        "AllReduce 8 - 50.0 - - -; AllReduce 16 2 50.0 - - -",
-    ),
-    "rccl-tests alone": (
-        "collective, gpus, size, type, redop, inplace, time, algbw, busbw, #wrong\n"
-        "AllGather, 4, 1048576, half, none, 1, 50, 20.97, 15.73, N/A\n",
-        {},
-        "AllGather 4 1 50.0 - - -",
-    ),
-    "somebody's number of GPUs": (
-        "collective,gpus,size,time\nreduce,16,1048576,50\n",
-        {},
-        "Reduce - - 50.0 - - -",
-    ),
-    "named columns": (
-        "bytes;op;latency_ms;gpus;host\n1048576;all_reduce;0.05;4;m7\n",
-        {"foreign_columns": "bytes=size_bytes,collective=op,time_ms=latency_ms,num_ranks=gpus"},
-        "AllReduce 4 - 50.0 - - -",
-    ),
-    "Gb/s by name": (
-        "collective,size_bytes,num_ranks,busbw_gbits_per_s\nreduce,1000000,4,80\n",
-        {},
-        "Reduce 4 - 100.0 - - -",
-    ),
-    "forced by options": (
-        "collective,size_bytes,time_us\nallreduce,1024,9\n",
-        {"algorithm": "tree", "protocol": "ll", "num_channels": 2},
-        "AllReduce - - 9.0 Tree LL 2",
-    ),
-    "the file's own column": (
-        "collective,size_bytes,algorithm,time_us\nallreduce,1024,,9\nallreduce,1024,ring,8\n",
-        {"algorithm": "tree"},
-        "AllReduce - - 9.0 Tree - -; AllReduce - - 8.0 Ring - -",
-    ),
-    "collective by option": (
-        "size_bytes,time_us,is_default\n1024,9,true\n2048,8,false\n",
-        {"collective": "Broadcast", "protocol": "ll"},
-        "Broadcast - - 9.0 - - -; Broadcast - - 8.0 - LL -",
-    ),
-}
-TABLES |= {
-    "units by name": (
-        "Collective;Size (MiB);Ranks;Nodes;Time (ms);BusBw (Gb/s);algo\n"
-        "all_reduce;1;4;1;0,05;251,7;Tree\n",
-        {},
-        "AllReduce 4 1 50.0 Tree - -",
-    ),
-    "decimal commas and points between thousands": (
-        "collective\tsize_bytes\tnum_ranks\ttime_us\nallreduce\t1.048.576\t4\t1.234\n"
-        "allreduce\t2097152\t4\t60,5\n",
-        {},
-        "AllReduce 4 - 1234.0 - - -; AllReduce 4 - 60.5 - - -",
-    ),
-    "below a title, an index, a second table in other units": (
-        "Results of Monday\n\n,collective,size_bytes,num_ranks,time_us,busbw_gbytes_per_s\n"
-        '0,allreduce,"1,048,576",4,50,31.46\n  # more\n'
-        "\ncollective,size_bytes,num_ranks,busbw_gbytes_per_s,time_ms\n"
-        "allreduce,1048576,4,26.21,0.06\n",
-        {},
-        "AllReduce 4 - 50.0 - - -; AllReduce 4 - 60.0 - - -",
-    ),
-    "columns of nccl-tests": (
-        "size,count,type,redop,root,time,algbw,busbw,#wrong\n"
-        "1048576,262144,float,sum,-1,50.00,20.97,31.46,0\n",
-        {"collective": "AllReduce", "num_ranks": 4},
-        "AllReduce 4 - 50.0 - - -",
-    ),
-    "what leaves the choice to NCCL": (
-        "collective,size_bytes,algorithm,protocol,time_us\nallreduce,1024,default,auto,9\n"
-        "alltoall,1024,Ring,LL,8\n",
-        {"algorithm": "Tree"},
-        "AllReduce - - 9.0 - - -; AlltoAll - - 8.0 - - -",
-    ),
-    "behind the prefix of a launcher": (
-        "[1,0]<stdout>:collective,size_bytes,num_ranks,time_us\n"
-        "[1,0]<stdout>:allreduce,1048576,4,50\n",
-        {},
-        "AllReduce 4 - 50.0 - - -",
-    ),
-}
 ROW = ("collective", "num_ranks", "num_nodes", "time_us")
 ASKED = ("requested_algorithm", "requested_protocol", "requested_num_channels")
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_of_others(name: str, tmp_path: Path) -> None:
-    text, told, wanted = TABLES[name]
-    summary, rows = imported(tmp_path / "table.txt", text, **told)
+@pytest.mark.parametrize("table", INPUTS["foreign_tables"], ids=lambda table: table["name"])
+def test_tables_of_others(table: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "table.txt"
+    summary, rows = imported(path, table["text"], **table.get("options", {}))
     cells = [["-" if row[n] is None else str(row[n]) for n in (*ROW, *ASKED)] for row in rows]
-    assert "; ".join(map(" ".join, cells)) == wanted
+    assert "; ".join(map(" ".join, cells)) == table["rows"]
     assert [row["is_default"] for row in rows] == [set(each[4:]) == {"-"} for each in cells]
     assert summary.rejected == []
     timeless = any("no times" in remark for remark in summary.files[0].remarks)
@@ -251,29 +103,7 @@ def test_tables_of_others(name: str, tmp_path: Path) -> None:
 HEADER = "collective,size_bytes,num_nodes,ranks_per_node,time_us,busbw_gbytes_per_s\n"
 
 
-@pytest.mark.parametrize(
-    ("cells", "why"),
-    [
-        ("allreduce,536870912,1,8,3.0,313.2", "the time seems to be in ms"),
-        ("allreduce,536870912,1,8,0.003,313.2", "the time seems to be in s"),
-        ("allreduce,536870912,1,8,3000,2505.6", "the bandwidth seems to be in Gb/s"),
-        ("allreduce,536870912,1,8,3000,313200", "the bandwidth seems to be in MB/s"),
-        ("allgather,1048576,,,100,25", "time and bandwidth contradict each other"),
-        # Those of 8 ranks, not of 16; GiB/s; units that no second number tells.
-        ("allreduce,1048576,2,8,100,18.35", "contradict each other: 18.35 GB/s where .* 19.66"),
-        ("allreduce,536870912,1,8,3000,291.7", "contradict each other"),
-        ("allreduce,1048576,1,8,0.05,", "too fast for any call between GPUs: name the unit"),
-        ("allreduce,1048576,1,8,,31460", "too fast for any call between GPUs: name the unit"),
-        ("allreduce,1048576,1,8,-1,18.35", "time_us: Input should be greater than 0"),
-        ("allreduce,1048576,1,8,nan,", "finite number"),
-        ("alreduce,1048576,1,8,100,", "did you mean 'AllReduce'"),
-        ("allreduce,,1,8,100,", "size_bytes: Field required"),
-        (f"allreduce,{1 << 62},1,8,100,", "size_bytes: Input should be less than"),
-        ("allreduce,1048576,0,8,100,", r"num_nodes: .* greater than or equal to 1 \(got '0'\)"),
-        ("alltoallv,1048576,1,8,100,", "'alltoallv' is another call than AlltoAll"),
-        ('allreduce,1048576,1,8,"1,234",', "'1,234' can be two numbers"),
-    ],
-)
+@pytest.mark.parametrize(("cells", "why"), INPUTS["refused_rows"])
 def test_a_time_and_a_bandwidth_that_do_not_fit_are_refused(
     cells: str, why: str, tmp_path: Path
 ) -> None:
@@ -353,24 +183,8 @@ def test_options_that_cannot_be_are_not_taken(told: dict[str, Any], tmp_path: Pa
     assert any(re.search(why, remark) for remark in summary.files[0].remarks)
 
 
-@pytest.mark.parametrize(
-    ("columns", "why"),
-    [
-        ("bytes=size", "write OURS=THEIRS"),
-        ("time_us=latency_ms", "write time_ms=latency_ms"),
-        ("size_bytes=size(MiB)", r"write size_mib=size\(MiB\)"),
-        ("size_bytes=size_kb", "write size_kib=size_kb"),
-        ("busbw_gbytes_per_s=BusBw (Gb/s)", r"write busbw_gbits_per_s=BusBw \(Gb/s\)"),
-    ],
-)
+@pytest.mark.parametrize(("columns", "why"), INPUTS["wrong_columns"])
 def test_wrong_names_of_columns(columns: str, why: str, tmp_path: Path) -> None:
     text = "collective,bytes,latency_ms\nallreduce,8,1\n"
     with pytest.raises(UserError, match=why):
         imported(tmp_path / "t.csv", text, foreign_columns=columns)
-
-
-def test_a_dump_behind_a_prefix_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "a.log"
-    lines = (json.dumps(inspector_line(rank, 0, 100)) for rank in range(2))
-    path.write_text("".join(f"{rank}: {line}\n" for rank, line in enumerate(lines)))
-    assert calls_of(path)["time_us"].to_list() == [100.0]

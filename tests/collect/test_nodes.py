@@ -1,22 +1,29 @@
-"""Programs on nodes, what a node is, and whether the hosts of an output are NCCL's nodes."""
+"""Programs on nodes, what a node is, NCCL's nodes, and interference beside trials."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dynamiccl.collect.grid import expand_hosts, host_list
+from dynamiccl.collect import nodes as module
+from dynamiccl.collect.grid import Interference, Setting, expand_hosts, host_list
 from dynamiccl.collect.launchers import ContainerSettings, LauncherSettings
-from dynamiccl.collect.nodes import Nodes, ask_nodes, exclusive
-from dynamiccl.collect.on_node import FACTS_ARGV, node_facts
+from dynamiccl.collect.nodes import Nodes, ask_nodes, disturb, exclusive
+from dynamiccl.collect.on_node import FACTS_ARGV, HELLO, ON_NODE, node_facts
 from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.errors import InvalidSweep, MachineError
+from dynamiccl.nccl import Collective
 from tests.collect import sysfs
-from tests.collect.live_processes import await_true, children, is_running
-from tests.collect.parsed import parse
+from tests.collect.live_processes import PATIENCE_S, await_true, children, cpu_seconds, is_running
+from tests.fakes.nccl_tests.install import install_stand_in
 from tests.fakes.nvml.build import fake_nvml_env
 
 LOCAL = Nodes(LauncherSettings())
@@ -79,8 +86,6 @@ def test_our_own_programs_run_beside_the_step_and_outside_of_its_container(
         program.wait_for(lambda: False, 20)
     assert "-N 2 -n 8" in " ".join(started)
 
-
-# --- What a node is ---
 
 NODE: dict[str, Any] = {
     "nvml_error": None,
@@ -234,31 +239,6 @@ def test_sockets_are_the_nics_of_a_node_without_rdma(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "per_host", "bus_id", "nodes"),
-    # A bus id of its own each; what nccl-tests printed up to 2.14; and ranks on one GPU.
-    [(2, 1, "0009:01:00", 2), (3, 4, "0x01", None), (2, 4, "0000:02:00", None)],
-)
-def test_ranks_that_seem_to_share_a_gpu_leave_the_number_of_nodes_open(
-    hosts: int, per_host: int, bus_id: str, nodes: int | None
-) -> None:
-    ranks = hosts * per_host
-    busbw = [f"{2 * (ranks - 1) / ranks * algbw:.2f}" for algbw in (10.49, 10.28)]
-    lines = ["# Collective test starting: all_reduce_perf", "# Using devices"]
-    lines += [
-        f"#  Rank {rank:2d} Group  0 Pid {1000 + rank:6d} on nid{rank // per_host:06d} "
-        f"device  0 [{bus_id}] NVIDIA GH200 120GB"
-        for rank in range(ranks)
-    ]
-    lines += [
-        f"1048576 262144 float sum -1 100.0 10.49 {busbw[0]} 0 102.0 10.28 {busbw[1]} 0",
-    ]
-    found = parse("\n".join(lines))
-    told = {(r["num_ranks"], r.get("num_nodes"), r["hosts"]) for r in found.rows}
-    assert told == {(ranks, nodes, f"nid[000000-{hosts - 1:06d}]")}
-    assert any("ranks show the same GPU" in remark for remark in found.remarks) == (nodes is None)
-
-
-@pytest.mark.parametrize(
     ("hosts", "text"),
     [
         (["n1", "n2", "n3"], "n[1-3]"),
@@ -273,3 +253,146 @@ def test_ranks_that_seem_to_share_a_gpu_leave_the_number_of_nodes_open(
 def test_runs_of_numbers_are_a_range(hosts: list[str], text: str) -> None:
     assert host_list(hosts) == text
     assert expand_hosts(text) == list(dict.fromkeys(hosts))
+
+
+LOCAL = Nodes(LauncherSettings())
+NOTHING = "/no/such/program"
+
+
+def setting(kind: str = "none", level: float = 0.0, ranks: int = 2, nodes: int = 1) -> Setting:
+    shape = nodes, ranks, nodes, ranks
+    return Setting(Collective.AllReduce, *shape, interference=Interference(kind, level))
+
+
+class Started(Nodes):
+    """Local nodes that tell what was started; with `code`, that Python program instead."""
+
+    def __init__(self, code: str = "") -> None:
+        super().__init__(LauncherSettings())
+        self.code = code
+        self.pids: list[int] = []
+        self.argv: list[str] = []
+
+    @contextmanager
+    def start(self, argv, num_nodes, hear, **more):  # type: ignore[no-untyped-def]
+        self.argv = list(argv)
+        if self.code:
+            argv, num_nodes, more = [sys.executable, "-u", "-c", self.code], 1, {}
+        with super().start(argv, num_nodes, hear, **more) as program:
+            self.pids.append(program.process.pid)
+            yield program
+
+    def is_running(self) -> bool:
+        return is_running(self.pids[0])
+
+
+def test_stress_is_ended_when_the_launch_fails_and_told_when_it_ends_itself() -> None:
+    nodes = Started()
+    stress = disturb(nodes, None, setting("cpu", 0.1), NOTHING)
+    with suppress(ZeroDivisionError), stress as lost:
+        assert nodes.is_running()
+        assert lost() is None
+        raise ZeroDivisionError
+    assert not nodes.is_running()
+    with disturb(nodes, None, setting("cpu", 0.1), NOTHING) as lost:
+        os.kill(nodes.pids[-1], 9)
+        await_true(lambda: lost() is not None)
+        assert str(lost()).startswith("interference 'cpu' ended with status -9")
+
+
+def test_traffic_runs_on_the_gpus_that_are_left_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SECONDS_PER_ROW", "0.01")
+    binary = install_stand_in(tmp_path) / "all_reduce_perf"
+    nodes = Started()
+    with disturb(nodes, 8, setting("traffic", 0.5), str(binary)) as lost:
+        assert lost() is None
+        assert nodes.is_running()
+    assert not nodes.is_running()
+    # One process drives the six GPUs behind the trial's two.
+    assert nodes.argv == [
+        *("env", "-u", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS=16", "NCCL_TESTS_DEVICE=2"),
+        *(str(binary), "-b", "64M", "-e", "64M", "-g", "6"),
+        *("-n", "100", "-w", "5", "-c", "0", "-N", "0"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "said"),
+    [(None, "of nobody knows how many"), (2, "of 2; take groups with fewer ranks_per_node")],
+)
+def test_traffic_needs_to_know_how_many_gpus_there_are_and_one_to_spare(
+    num_gpus: int | None, said: str
+) -> None:
+    traffic = disturb(LOCAL, num_gpus, setting("traffic", 0.5), NOTHING)
+    with pytest.raises(InvalidSweep, match=said), traffic:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("code", "ready_s", "said"),
+    [
+        ("print('error: no cores'); raise SystemExit(4)", 60, "ended with status 4; .*no cores"),
+        (
+            "import time; print('loading'); time.sleep(60)",
+            1,
+            r"not ready after 1 s \(0 of 1 .* loading",
+        ),
+    ],
+)
+def test_one_that_does_not_get_ready_is_ended_and_says_why(
+    code: str, ready_s: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "READY_S", ready_s)
+    nodes = Started(code)
+    started = disturb(nodes, None, setting("cpu", 0.5), NOTHING)
+    with pytest.raises(MachineError, match=f"'cpu' .*{said}"), started:
+        raise AssertionError
+    assert not nodes.is_running()
+
+
+def argv_for(level: float) -> list[str]:
+    return [*ON_NODE, "busy", f"{level:g}"]
+
+
+@contextmanager
+def disturbing(argv: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A disturbance on one core (others share this machine), busy, surely gone afterwards."""
+    core = min(os.sched_getaffinity(0))
+    with subprocess.Popen(
+        ["taskset", "-c", str(core), *argv],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+            yield child
+        finally:
+            child.kill()
+
+
+def test_cpu_stress_takes_its_share_of_a_core() -> None:
+    with disturbing(argv_for(0.5)) as child:
+        (worker,) = children(child.pid)
+        used, began = cpu_seconds(worker), time.monotonic()
+        time.sleep(0.5)
+        assert 0.0 < cpu_seconds(worker) - used < 0.6 * (time.monotonic() - began)
+
+
+def test_it_ends_with_its_starter_or_by_a_signal_and_leaves_nobody() -> None:
+    argv = argv_for(0.1)
+    with disturbing(argv) as left, disturbing(argv) as ended, disturbing(argv) as killed:
+        workers = [pid for child in (left, ended, killed) for pid in children(child.pid)]
+        assert len(workers) == 3
+        assert left.stdin is not None
+        left.stdin.write(HELLO.decode())
+        left.stdin.close()
+        ended.send_signal(signal.SIGTERM)
+        killed.send_signal(signal.SIGKILL)
+        codes = [child.wait(PATIENCE_S) for child in (left, ended, killed)]
+        assert codes == [0, 0, -signal.SIGKILL]
+        await_true(lambda: not any(map(is_running, workers)))

@@ -11,9 +11,6 @@ import pytest
 from dynamiccl.collect.launchers import (
     MAX_LINE_BYTES,
     Interrupt,
-    LauncherSettings,
-    Ranks,
-    command,
     run_process,
 )
 from tests.collect.live_processes import Limits, is_running, run_to_end
@@ -56,14 +53,6 @@ def test_exit_code_and_lines(case: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("KEPT", "k")
     done = run_to_end(shell(script), LIMITS)
     assert (done.returncode, done.lines) == (code, lines)
-
-
-def test_a_rank_here_has_its_variables_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GONE", "g")
-    argv = ("sh", "-c", "echo $A-${GONE-absent}")
-    settings = LauncherSettings(env={"A": "theirs", "GONE": "g"}, prefix=("nice",))
-    done = run_to_end(command(Ranks(argv, {"A": "ours"}, unset=("GONE",)), settings), LIMITS)
-    assert done.lines == ["ours-absent"]
 
 
 def test_lines_that_are_no_progress_do_not_put_off_a_stall() -> None:
@@ -151,26 +140,17 @@ interrupted = pytest.mark.filterwarnings(
 
 
 @interrupted
-def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
-    me = os.getpid()
-    script = f"echo $$ > {tmp_path}/pid; kill -INT {me}; sleep 0.1; kill -INT {me}; sleep 300"
+@pytest.mark.parametrize(("times", "trap", "grace_s"), [(2, "", 5), (3, "trap '' TERM; ", 600)])
+def test_ctrl_c_again_ends_it_at_once_and_once_more_one_that_ignores_sigterm(
+    times: int, trap: str, grace_s: float, tmp_path: Path
+) -> None:
+    again = f"for i in $(seq {times}); do kill -INT {os.getpid()}; sleep 0.3; done"
+    script = f"{trap}echo $$ > {tmp_path}/pid; {again}; sleep 300"
+    started = time.monotonic()
     # Not ended at once, it would be stopped as stalled, and nothing would be raised.
     with Interrupt() as interrupt, pytest.raises(KeyboardInterrupt):
-        run_to_end(shell(script), LIMITS, interrupt=interrupt)
-    assert not is_running(int((tmp_path / "pid").read_text(encoding="utf-8")))
-
-
-@interrupted
-def test_a_third_ctrl_c_does_not_wait_for_a_program_that_ignores_sigterm(tmp_path: Path) -> None:
-    me = os.getpid()
-    script = (
-        f"trap '' TERM; echo $$ > {tmp_path}/pid; "
-        f"for i in 1 2 3; do kill -INT {me}; sleep 0.3; done; sleep 300"
-    )
-    started = time.monotonic()
-    with Interrupt() as interrupt, pytest.raises(KeyboardInterrupt):
-        run_to_end(shell(script), Limits(600, 600, grace_s=600), interrupt=interrupt)
-    assert time.monotonic() - started < 600
+        run_to_end(shell(script), Limits(600, 600, grace_s=grace_s), interrupt=interrupt)
+    assert time.monotonic() - started < 300
     assert not is_running(int((tmp_path / "pid").read_text(encoding="utf-8")))
 
 

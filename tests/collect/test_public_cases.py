@@ -7,7 +7,7 @@ import pytest
 from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
-from tests.collect.parsed import imported
+from tests.collect.parsed import INPUTS, imported
 from tests.published import COPIES, WHOLE, published
 
 CASES = COPIES / "public-cases"
@@ -86,51 +86,6 @@ def test_what_nccl_says_between_two_runs_is_of_the_second(tmp_path: Path) -> Non
     assert found == [("2.26.2", 80.0), ("2.27.3", 81.0)]
 
 
-#: Lines of a file (`AR` a command, `@50` the output of 4 ranks after 50 us) -> what its runs were.
-#: `@-90` is a row without a header.
-SHOWN = {
-    "+ export NCCL_ALGO=Ring / + NCCL_ALGO=Ring / + AR / @50 / + unset NCCL_ALGO / + AR / @60": (
-        "Ring 50 us; own 60 us"
-    ),
-    "+(run.sh:3): export NCCL_ALGO=Ring / +(run.sh:4): AR / @50": "Ring 50 us",
-    "export NCCL_ALGO=Tree / srun --export=NONE AR / @50": "own 50 us",
-    "export NCCL_ALGO=Tree / srun --export=NCCL_ALGO,PATH AR / @50": "Tree 50 us",
-    "#SBATCH --export=ALL,NCCL_ALGO=Tree / srun AR / @50": "Tree 50 us",
-    "##SBATCH --export=ALL,NCCL_ALGO=Tree / srun AR / @50": "own 50 us",
-    "APPTAINERENV_NCCL_ALGO=Tree AR / @50": "Tree 50 us",
-    "set -x NCCL_ALGO Tree / AR / @50": "Tree 50 us",
-    "mpirun --mca mca_base_env_list 'NCCL_ALGO=Tree;NCCL_PROTO=LL' AR / @50": "Tree 50 us",
-    "NCCL_ALGO=ring;allreduce:tree AR / @50": "Tree 50 us",
-    "$ export NCCL_ALGO=Tree / $ AR / @50 / $ exit / me@n2:~$ AR / @60": (
-        "Tree 50 us; ? [algo=?] 60 us"
-    ),
-    "env: / - name: NCCL_ALGO /   value: Tree / AR / @50": "? [algo=?] 50 us",
-    "env: /   NCCL_ALGO: Tree / AR / @50 / AR / @60": "Tree 50 us; ? [algo=?] 60 us",
-    'os.environ["NCCL_ALGO"] = "Tree" / AR / @50': "? [algo=?] 50 us",
-    "### default / $ AR / @50 / ### ring / $ AR / @60": "own 50 us; ? [algo=?] 60 us",
-    'export NCCL_ALGO=Tree / echo "NCCL_ALGO=$NCCL_ALGO" / NCCL_ALGO=Tree / AR / @50 / AR / @60': (
-        "Tree 50 us; Tree 60 us"
-    ),
-    "export NCCL_ALGO=Tree / mpirun -x NCCL_ALGO=${NCCL_ALGO} AR / @50": "Tree 50 us",
-    "mpirun -x NCCL_ALGO=$NCCL_ALGO AR / @50": "? [algo=?] 50 us",
-    "## With `NCCL_ALGO=Tree` / @50": "? [algo=?] 50 us",
-    "# Tree hangs / #export NCCL_ALGO=Tree / ## export NCCL_ALGO=Tree / AR / @50": "own 50 us",
-    "$ RCCL_MSCCL_ENABLE=0 AR / @50": "own [rccl_msccl_enable=~b18a4c] 50 us",
-    "$ NCCL_TOPO_DUMP_FILE=/tmp/t.xml AR / @50": "own 50 us",
-    "$ AR -R $REG / @50": "? [local_register=?] 50 us",
-    "$ LD_PRELOAD=/x/libmscclpp_nccl.so AR / @50": "? [ld_preload=libmscclpp_nccl.so~0532ef] 50 us",
-    "$ AR / n1:7:7 [0] NCCL INFO TUNER/Example: Loaded / @50": "? [tuner=Example] 50 us",
-    "$ NCCL_ALGO=Tree AR / AR: error while loading shared libraries: x / $ AR / @50": "own 50 us",
-    "$ NCCL_ALGO=Tree AR -b 1M / Segmentation fault / $ AR / @50": "Tree failed; own 50 us",
-    "$ srun -N2 /b/all_reduce_perf_mpi -b 1M -e 128M / @50": "own 50 us",
-    "$ NCCL_ALGO=Tree AR / @0 / ^C / $ AR / @50": "Tree failed; own 50 us",
-    "$ ./alltoall_perf -b 1M / There are not enough slots / $ AR / @50": "own 50 us",
-    "$ NCCL_ALGO=Tree AR / @50 / @-90": "Tree 50 us; ? [algo=?] 90 us",
-    "export NCCL_ALGO=Tree: / AR / @50": "? [algo=Tree:] 50 us",
-    "# in_place out_of_place / @50": "own 60 us",
-}
-
-
 def output(time_us: int) -> list[str]:
     """What 4 ranks print, in place 10 us slower; of 0 us the header alone, below it a row."""
     if time_us < 0:
@@ -144,15 +99,15 @@ def output(time_us: int) -> list[str]:
     return [*head, *rows] if time_us else head
 
 
-@pytest.mark.parametrize("shown", SHOWN)
-def test_runs_are_what_the_lines_around_them_say(shown: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("shown", "wanted"), INPUTS["shown_runs"])
+def test_runs_are_what_the_lines_around_them_say(shown: str, wanted: str, tmp_path: Path) -> None:
     each = [line.replace("AR", "./all_reduce_perf") for line in shown.split(" / ")]
     lines = [output(int(line[1:])) if line[0] == "@" else [line] for line in each]
     text = "\n".join(line for part in lines for line in part)
     _, rows = imported(tmp_path / "runs.log", text)
     rows.sort(key=lambda row: (row["run"], bool(row["in_place"])))
     runs = {row["run"]: row for row in reversed(rows)}
-    assert "; ".join(map(told, reversed(runs.values()))).replace("AllReduce ", "") == SHOWN[shown]
+    assert "; ".join(map(told, reversed(runs.values()))).replace("AllReduce ", "") == wanted
 
 
 @pytest.mark.parametrize(("name", "forced"), [("ar_tree_ll.log", None), ("tree.log", "Tree")])

@@ -1,6 +1,5 @@
 """The run loop: rounds, resume, budget, quarantine, retry, and what never begins."""
 
-import io
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-from rich.console import Console
 
 from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.journal import how_it_ended, journal_folder
@@ -22,7 +20,6 @@ from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import Source, Status
 from dynamiccl.errors import InvalidSweep, MachineError, UserError
-from dynamiccl.nccl import ABSTAIN
 
 TEXT = """
 name = "grid"
@@ -94,9 +91,6 @@ class Progress(SweepProgress):
         self.old = len(outcomes) if self.old is None else self.old
 
 
-# --- Rounds and parts ---
-
-
 def test_every_pick_is_a_row_and_each_round_a_part(tmp_path: Path) -> None:
     progress = Progress()
     summary = run(tmp_path, progress=progress)
@@ -117,9 +111,6 @@ def test_every_pick_is_a_row_and_each_round_a_part(tmp_path: Path) -> None:
     assert all(pl.read_parquet(path)["run"].n_unique() == 1 for path in parts(tmp_path))
 
 
-# --- Resume ---
-
-
 def test_what_does_not_fit_the_journal_is_refused_and_left_alone(tmp_path: Path) -> None:
     whole = sweep()
     run(tmp_path / "a", Sweep(whole.file, whole.text, whole.trials[:2]))
@@ -137,9 +128,6 @@ def test_what_does_not_fit_the_journal_is_refused_and_left_alone(tmp_path: Path)
     with pytest.raises(InvalidSweep):
         run(tmp_path / "out", sweep(TEXT.replace("num_nodes = 2", "num_nodes = 3")))
     assert not (tmp_path / "out").exists()
-
-
-# --- Configs that hang or crash ---
 
 
 class Flaky(SimulatorRunner):
@@ -218,9 +206,6 @@ def test_launches_that_a_config_ended_are_counted_across_a_resume(tmp_path: Path
     assert set(asked.values()) == {1}
 
 
-# --- The budget ---
-
-
 def test_what_fills_the_gaps_of_a_walk_is_paid_too(tmp_path: Path) -> None:
     class Fills(SimulatorRunner):
         def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
@@ -256,9 +241,6 @@ def test_the_hours_of_a_sweeps_jobs_add_up(tmp_path: Path, monkeypatch: pytest.M
     assert how_it_ended(folder, short.text) == "budget"
     assert len(launches) == 4
     assert how_it_ended(folder, short.text.replace("3.5", "8")) is None
-
-
-# --- Launches that never begin ---
 
 
 class Dead(SimulatorRunner):
@@ -336,44 +318,6 @@ def test_a_stop_leaves_what_was_set_aside_to_the_next_run(number: int, tmp_path:
     assert len(tried) == number
     run(tmp_path, made, resume=True)
     assert set(store.read(tmp_path)["status"]) == {"ok", "infeasible"}
-
-
-def test_reference_is_no_pick_of_the_strategy(tmp_path: Path) -> None:
-    made = sweep(ONE)
-
-    class WithReference(SimulatorRunner):
-        def launches(self, number: int, trials: Sequence[Trial]) -> tuple[Launch, ...]:
-            [launch] = super().launches(number, trials)
-            default = tuple(trial for trial in trials if trial.config == ABSTAIN)
-            reference = replace(
-                launch, id=f"{launch.id}:r", mode=LaunchMode.REFERENCE, trials=default
-            )
-            return launch, reference
-
-    progress = Progress()
-    run(tmp_path, made, runner=WithReference(made.file), progress=progress)
-    assert len(progress.outcomes) == progress.expected == 3 * 15 + 3
-    assert store.read(tmp_path).height == 3 * 15 + 3 + 3 * 6
-
-
-# --- What a person sees, and what a strategy is told ---
-
-
-def test_bar_says_done_failed_and_left_on_a_terminal_alone() -> None:
-    def drawn(*, terminal: bool) -> str:
-        screen = io.StringIO()
-        console = Console(file=screen, force_terminal=terminal, width=160, color_system=None)
-        with SweepProgress("night", console) as progress:
-            # What cannot run is no failure.
-            outcomes = [Outcome("a", 0, 1.0, ok=True), Outcome("b", 0, None, ok=False)]
-            lost = Outcome("c", 0, None, ok=False, infeasible=True)
-            progress.committed(40, [*outcomes, lost])
-            progress.measured(3)
-        return screen.getvalue()
-
-    assert "night" in drawn(terminal=True)
-    assert "6/40 1 failed" in drawn(terminal=True)
-    assert drawn(terminal=False).strip() == ""
 
 
 @pytest.mark.parametrize(

@@ -4,20 +4,21 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from bench_strategies import Table, World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.collect import schedule, strategies
-from dynamiccl.collect.grid import Setting, Trial
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.strategies import Outcome, Strategy
 from dynamiccl.collect.sweep import Sweep
-from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
-from tests.collect.benchmark.sweeps import sweep
+from dynamiccl.nccl import ABSTAIN, Algorithm, Protocol
+from tests.collect.benchmark.stand_in import sweep
 
 GRID = {
     "num_channels": "[0, 1, 2, 4, 8, 16, 32]",
@@ -27,9 +28,6 @@ GRID = {
 }
 #: Time a trial truly takes, in us; None = it fails.
 Truth = Callable[[Trial], float | None]
-#: Generator -> factor on the true time; None = the outcome has no time.
-Noise = Callable[[np.random.Generator], float | None]
-Table = dict[tuple[Setting, int], Config]
 
 
 def grid(**keys: str) -> Sweep:
@@ -64,77 +62,28 @@ def hockney(trial: Trial) -> float:
     return latency + trial.size_bytes / bytes_per_us * crowding
 
 
-def quiet(_: np.random.Generator) -> float:
-    return 1.0
+def noise(sigma: float, seed: int = 0) -> Callable[[int, Trial], float]:
+    """Of each measurement its own factor on the time."""
+
+    def factor(number: int, pick: Trial) -> float:
+        drawn = np.random.default_rng(strategies.seed_of(seed, number, pick.key, pick.repeat))
+        return math.exp(drawn.normal(0.0, sigma))
+
+    return factor
 
 
-def normal(sigma: float) -> Noise:
-    return lambda random: math.exp(random.normal(0.0, sigma))
+def world_of(made: Sweep, truth: Truth = hockney, sigma: float = 0.02, seed: int = 0) -> World:
+    return World(made.trials, truth, noise(sigma, seed))
 
 
-def decide(made: Sweep, history: Sequence[Outcome]) -> Table:
-    """What the belief would take for each task now: ABSTAIN where it is not sure."""
-    table: Table = {trial.task: ABSTAIN for trial in made.trials}
-    for tasks in strategies.tasks_of(made.trials).values():
-        found = strategies.believe(tasks, history)
-        chosen = [found.trials[place] for place in enumerate(found.decided) if place[1]]
-        table |= {trial.task: trial.config for trial in chosen}
-    return table
+def play(made: Sweep, truth: Truth, sigma: float, seed: int = 0) -> tuple[World, Table]:
+    """A world after the sweep's strategy, and the table that follows."""
+    world = world_of(made, truth, sigma, seed)
+    return world, world.decide(world.play(strategy_of(made), most_rounds=13))
 
 
-@dataclass
-class World:
-    """Measures the picks of a strategy."""
-
-    sweep: Sweep
-    truth: Truth
-    noise: Noise = quiet
-    seed: int = 0
-    #: What each round was.
-    rounds: list[tuple[Trial, ...]] = field(default_factory=list)
-
-    def measure(self, number: int, picks: Sequence[Trial]) -> list[Outcome]:
-        """Outcomes of picks, each with noise of its own."""
-        outcomes = []
-        for pick in picks:
-            true_us = None if pick.infeasible else self.truth(pick)
-            generator = np.random.default_rng(
-                strategies.seed_of(self.seed, number, pick.key, pick.repeat)
-            )
-            factor = self.noise(generator) if true_us is not None else None
-            time_us = None if true_us is None or factor is None else true_us * factor
-            missing = pick.infeasible is not None
-            outcomes.append(Outcome(pick.key, number, time_us, true_us is not None, missing))
-        return outcomes
-
-    def play(self, strategy: Strategy | None = None, most_rounds: int = 50) -> list[Outcome]:
-        """Run a strategy (the sweep's) until it is done; returns the history."""
-        strategy = strategy or strategies.make_strategy(self.sweep.file, self.sweep.trials)
-        history: list[Outcome] = []
-        for number in range(most_rounds):
-            picks = strategy.next_picks(number, history)
-            if picks is None:
-                return history
-            self.rounds.append(picks)
-            history += self.measure(number, picks)
-        raise AssertionError(f"not done after {most_rounds} rounds")
-
-    def regret(self, table: Table) -> float:
-        """Mean true regret of a table, the default being one of the choices."""
-        times: dict[tuple[Setting, int], dict[Config, float]] = defaultdict(dict)
-        for trial in self.sweep.trials:
-            if (time_us := self.truth(trial)) is not None:
-                times[trial.task][trial.config] = time_us
-        regrets = [times[t][config] / min(times[t].values()) - 1.0 for t, config in table.items()]
-        return float(np.mean(regrets))
-
-    def slowdowns(self, table: Table) -> list[float]:
-        """True time of each task's choice over that of its default."""
-        times = {(t.task, t.config): self.truth(t) or math.inf for t in self.sweep.trials}
-        return [times[task, config] / times[task, ABSTAIN] for task, config in table.items()]
-
-
-# --- Exhaustive and random ---
+def regret(world: World, table: Table) -> float:
+    return float(world.ratios(table, over_best=True).mean() - 1.0)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +99,7 @@ def test_each_cycle_has_the_default_twice_and_its_share_of_every_task(
     chosen: str, drawn: int
 ) -> None:
     made = grid(strategy=f"{{ {chosen} }}", algorithms='["Ring", "PAT"]')
-    world = World(made, hockney)
+    world = World(made.trials, hockney)
     strategy = strategy_of(made)
     assert len(world.play(strategy)) == strategy.expected_picks()
     infeasible = [trial for trial in made.trials if trial.infeasible is not None]
@@ -182,11 +131,9 @@ def test_repeats_of_a_cycle_are_in_one_process_and_are_told_apart() -> None:
     assert sum(map(len, timed)) == len(picks)
 
 
-# --- Adaptive ---
-
 MADE = adaptive()
-WORLD = World(MADE, hockney, normal(0.02))
-HISTORY = WORLD.play()
+WORLD = world_of(MADE)
+HISTORY = WORLD.play(strategies.make_strategy(MADE.file, MADE.trials))
 ROUNDS = WORLD.rounds
 
 
@@ -250,8 +197,9 @@ def test_the_recorded_probability_is_the_frequency_of_a_slot(number: int) -> Non
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.0])
 def test_every_pick_has_at_least_its_share_of_uniform_exploration(epsilon: float) -> None:
-    world = World(adaptive(f", epsilon = {epsilon}, max_rounds = 4"), hockney, normal(0.02))
-    world.play()
+    made = adaptive(f", epsilon = {epsilon}, max_rounds = 4")
+    world = world_of(made)
+    world.play(strategy_of(made))
     odds = [p.probability or 0.0 for picks in world.rounds for p in picks if p.config != ABSTAIN]
     least = epsilon / 28 - 1e-12
     assert least <= min(odds) <= max(odds) <= 1 - epsilon + least + 2e-12
@@ -261,51 +209,41 @@ def test_the_budget_is_kept_and_a_short_one_goes_to_some_of_all_sizes() -> None:
     for budget in (20, 60):
         most = f"{{ max_measurements = {budget} }}"
         made = adaptive(budget=most, algorithms='["Ring", "PAT"]')
-        world = World(made, hockney, normal(0.02))
+        world = world_of(made)
         infeasible = sum(trial.infeasible is not None for trial in made.trials)
         # What NCCL cannot run at all costs nothing.
-        assert budget - 6 < len(world.play()) - infeasible <= budget
+        assert budget - 6 < len(world.play(strategy_of(made))) - infeasible <= budget
         chosen = {pick.size_bytes for pick in world.rounds[0] if pick.infeasible is None}
         assert max(chosen) / min(chosen) > 2**4
 
 
-# --- Adaptive in worlds that are kind to it, and in others ---
-
-
-def play(made: Sweep, truth: Truth, noise: Noise, seed: int = 0) -> tuple[World, Table]:
-    world = World(made, truth, noise, seed)
-    return world, decide(made, world.play(most_rounds=13))
-
-
 def test_a_unimodal_world_is_solved_at_a_fifth_of_the_cost() -> None:
     made = adaptive(budget="{ max_measurements = 190 }")
-    world, table = play(made, hockney, normal(0.015))
+    world, table = play(made, hockney, 0.015)
     assert 0.2 * 3 * (len(made.trials) + 11) > 190
-    assert world.regret(table) < 0.02
-    assert world.regret(dict.fromkeys(table, ABSTAIN)) > 0.15
-    assert max(world.slowdowns(table)) < 1.01
+    assert regret(world, table) < 0.02
+    assert regret(world, dict.fromkeys(table, ABSTAIN)) > 0.15
+    assert world.ratios(table, over_best=False).max() < 1.01
 
 
 def test_where_nothing_is_to_be_won_it_stops_and_mostly_abstains() -> None:
     acts, made = 0, adaptive(sizes='{ min = "1M", max = "16M" }')
     for seed in range(4):
-        world, table = play(made, lambda _: 100.0, normal(0.02), seed)
+        world, table = play(made, lambda _: 100.0, 0.02, seed)
         assert sum(map(len, world.rounds)) < 0.75 * 3 * (len(made.trials) + 5)
         acts += sum(config != ABSTAIN for config in table.values())
     # Not never: each task is looked at after each round, and the luckiest of 28 configs leads.
     assert acts <= 0.3 * 4 * 5
-    _, table = play(made, hockney, normal(1.5))
+    _, table = play(made, hockney, 1.5)
     assert sum(config != ABSTAIN for config in table.values()) <= 1
 
 
 def test_configs_that_all_fail_are_left_alone_and_a_default_that_fails_ends_its_task() -> None:
-    default_only, table = play(
-        adaptive(), lambda t: 100.0 if t.config == ABSTAIN else None, normal(0.02)
-    )
+    default_only, table = play(adaptive(), lambda t: 100.0 if t.config == ABSTAIN else None, 0.02)
     assert set(table.values()) == {ABSTAIN}
     # Four subspaces, three failures each, and what was picked before they were known.
     assert len(default_only.rounds) <= 3
-    nothing, table = play(adaptive(), lambda _: None, quiet)
+    nothing, table = play(adaptive(), lambda _: None, 0.0)
     assert set(table.values()) == {ABSTAIN}
     assert len(nothing.rounds) == 1
 
@@ -315,11 +253,11 @@ def test_what_fails_is_not_picked_again_and_the_rest_is_tuned() -> None:
         is_tree, many = trial.config.algorithm is Algorithm.Tree, trial.config.num_channels or 0
         return None if is_tree or many > 8 else hockney(trial)
 
-    world, table = play(adaptive(), half_fails, normal(0.01))
+    world, table = play(adaptive(), half_fails, 0.01)
     rounds = [{p.key for p in picks if half_fails(p) is None} for picks in world.rounds]
     assert sum(":Tree/" in key for keys in rounds for key in keys) < 30
     assert not any(earlier & later for earlier, later in pairwise(rounds))
-    assert world.regret(table) < 0.03
+    assert regret(world, table) < 0.03
 
 
 @pytest.mark.parametrize(
@@ -337,5 +275,5 @@ def test_tiny_grids(changes: dict[str, str]) -> None:
     def truth(trial: Trial) -> float:
         return hockney(trial) * (1.3 if trial.config == ABSTAIN else 1.0)
 
-    world, table = play(adaptive(**changes), truth, normal(0.01))
-    assert world.regret(table) < (0.04 if "AllGather" not in str(changes) else math.inf)
+    world, table = play(adaptive(**changes), truth, 0.01)
+    assert regret(world, table) < (0.04 if "AllGather" not in str(changes) else math.inf)

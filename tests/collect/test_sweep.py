@@ -1,5 +1,6 @@
-"""Sweep files: what they declare, which mistakes they name, sizes, walks, splits."""
+"""Sweep files, sizes, walks and splits; and the plan: counts by hand, hours of the simulator."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,25 @@ from dynamiccl.collect.grid import (
     parse_size,
     walks,
 )
+from dynamiccl.collect.plan import (
+    GBYTES_PER_S,
+    LATENCY_US,
+    START_S,
+    START_S_PER_RANK,
+    Plan,
+    make_plan,
+    plan_lines,
+)
+from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.sweep import Sizes, Sweep, load_sweep, parse_sweep, sweep_text
-from dynamiccl.errors import InvalidSweep
-from dynamiccl.nccl import ABSTAIN
+from dynamiccl.errors import InvalidSweep, UserError
+from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
+from dynamiccl.simulator.system import QUIET as UNDISTURBED
+from dynamiccl.simulator.system import UNTOUCHED, Call, Group
+from dynamiccl.simulator.systems import find_system
 from dynamiccl.sizes import size_bin
+from tests.collect.benchmark.stand_in import sweep
+from tests.collect.parsed import INPUTS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HEAD = """
@@ -45,62 +61,7 @@ def group(words: str) -> str:
     return f"groups = [{{ {words} }}]"
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    # More of them, as a command's line, are in tests/cli/bad_input.toml.
-    [
-        ('name = "A b"', "sweep name 'A b' cannot be a directory name"),
-        (
-            group("nodes = 1, ranks_per_node = 8"),
-            "groups.0: unknown key 'nodes' (did you mean 'num_nodes'?); known keys are num_nodes, "
-            "ranks_per_node, num_hosts, split, spare",
-        ),
-        (group("num_nodes = 1, ranks_per_node = 8, num_hosts = 3"), "8 ranks cannot be shared out"),
-        (group('num_nodes = 4, ranks_per_node = 8, split = "DIV 1"'), "alone"),
-        (group('num_nodes = 4, ranks_per_node = 8, split = "DIV 32"'), "one communicator"),
-        (
-            group('num_nodes = 1, ranks_per_node = 8, num_hosts = 2, split = "DIV 2"'),
-            "nodes that are hosts",
-        ),
-        (group("num_nodes = 4, ranks_per_node = 8, spare = true"), "give one"),
-        ('protocols = ["LL127"]', "choose from LL, LL128, Simple"),
-        ('sizes = { min = "1.5M", max = "4M" }', "'1.5M' is no size; write 4096, '64K', '16M'"),
-        ('sizes = { min = "1M" }', "sizes: max is missing; add it"),
-        ("sizes = { list = [64], min = 1, max = 2 }", "give either min and max, or list"),
-        ("sizes = { min = 1, max = 8, factor = 2, steps_per_octave = 1 }", "give one of factor"),
-        (
-            'datatypes = ["flot"]',
-            "unknown datatype 'flot' (did you mean 'float'?); choose from int8",
-        ),
-        ('[[profiles]]\nname = "a"\nenv = { FOO = "1" }', "'FOO' is no NCCL_* variable"),
-        ('[[profiles]]\nname = "a"\nenv = { NCCL_ALGO = "Ring" }', "use algorithms and protocols"),
-        (
-            '[[profiles]]\nname = "a"\nenv = { NCCL_SYM_NOWIN_ENABLE = "1" }',
-            "symmetric kernels run, and these ask no tuner",
-        ),
-        (
-            '[[profiles]]\nname = "default"\ntransport = "SHM"',
-            "is the user's untouched environment",
-        ),
-        ('[[interference]]\nkind = "cpu"\nlevel = 2', "the level of 'cpu' is a share"),
-        (
-            '[[interference]]\nkind = "noise"',
-            "unknown interference 'noise' (did you mean 'none'?); ",
-        ),
-        ('[runner]\narguments = ["-z"]', "runner: unknown key 'arguments'; known keys are"),
-        ("[simulator]\nnoise_sigma = nan", "noise_sigma: Input should be a finite number"),
-        ("num_channels = [0, 0]", "trial AllReduce:4x8:1048576:Tree/LL is declared twice"),
-        (
-            'only = ["AllReduce:4x8:3145728:Ring/LL"]',
-            "only: the grid has no trial AllReduce:4x8:31",
-        ),
-        ('sizes = { min = "1K", max = "64T" }', "more than a GPU holds"),
-        (
-            'algorithms = ["Ring", "NVLS"]\nprotocols = ["LL"]',
-            "NVLS has no LL: add Simple to protocols, or remove NVLS from algorithms",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), INPUTS["sweep_mistakes"])
 def test_mistake_names_key_value_and_choices(change: str, said: str) -> None:
     with pytest.raises(InvalidSweep) as caught:
         parse(change)
@@ -122,9 +83,6 @@ def test_only_leaves_single_trials_of_the_grid() -> None:
     sweep = parse(f"only = {keys}")
     assert [trial.key for trial in sweep.trials] == keys
     assert parse_sweep(sweep_text(sweep.file), where="again").trials == sweep.trials
-
-
-# --- Trials ---
 
 
 def reasons(*changes: str) -> dict[str, str | None]:
@@ -162,22 +120,6 @@ def test_channel_count_and_chunk_size_0_are_auto() -> None:
     assert found["Ring/Simple/524288B"] == "a chunk size needs NCCL 2.30.0 and this is 2.29.7"
 
 
-def test_profile_is_its_settings_and_part_of_the_trial() -> None:
-    trials = parse(
-        'profiles = [{ name = "default" }, { name = "net", transport = "NET", '
-        'env = { NCCL_NTHREADS = "256" } }]',
-        'interference = [{ kind = "none" }, { kind = "congestion", level = 2.0 }]',
-    ).trials
-    profiles = {trial.setting.profile.name: trial.setting.profile for trial in trials}
-    assert profiles["default"].environment == ()
-    assert dict(profiles["net"].environment) == {
-        "NCCL_P2P_DISABLE": "1",
-        "NCCL_SHM_DISABLE": "1",
-        "NCCL_NTHREADS": "256",
-    }
-    assert len({trial.key for trial in trials}) == len(trials) == 2 * 2 * 3 * 22
-
-
 def setting_of(words: str) -> Setting:
     [setting] = {trial.setting for trial in parse(group(words)).trials}
     return setting
@@ -187,9 +129,6 @@ def test_hosts_may_differ_from_what_nccl_counts_as_nodes() -> None:
     setting = setting_of("num_nodes = 1, ranks_per_node = 72, num_hosts = 18")
     assert (setting.hosts, setting.ranks_per_host, setting.num_ranks) == (18, 4, 72)
     assert setting.key == "AllReduce:1x72:18hosts"
-
-
-# --- Several communicators at once ---
 
 
 @pytest.mark.parametrize(
@@ -217,9 +156,6 @@ def test_single_processes_may_be_left_over_where_that_is_said() -> None:
     with pytest.raises(ValueError, match=r"'AND 0x17' makes no equal .*'DIV 8'"):
         communicators(*job)
     assert communicators(*job, spare=True) == tuple((k, k + 8) for k in range(8))
-
-
-# --- Sizes and walks ---
 
 
 def test_sizes_are_read_with_binary_units_and_laddered_as_asked() -> None:
@@ -257,3 +193,121 @@ def test_walks_pass_every_size_once_and_are_not_more_than_chains(sizes: set[int]
     for walk in (*cut, *plain):
         factor = walk[1] // walk[0] if len(walk) > 1 else 2
         assert walk == factor_ladder(walk[0], walk[-1], factor)
+
+
+TWO_NODES = "[{ num_nodes = 2, ranks_per_node = 8 }]"
+
+
+def plan(**keys: str) -> Plan:
+    return make_plan(sweep(**keys))
+
+
+def test_counts_of_a_small_grid_by_hand_and_their_lines() -> None:
+    found = plan()
+    # 3 sizes x (default + 2 algorithms x 2 protocols x 2 channel counts), 2 cycles, the default
+    # twice; 9 configs in each cycle, and 9 read-backs.
+    assert (found["trials"], found["feasible"], found["infeasible"]) == (27, 27, {})
+    assert (found["rounds"], found["measurements"]) == (2, 2 * 30)
+    first, second, third, *shares = plan_lines(found)
+    assert first == (
+        "sweep grid on box: 27 feasible trials of 27, exhaustive, 2 rounds, about 60 measurements"
+    )
+    assert second == (
+        "5 processes: 2 timed, 2 for NCCL's untouched default, 1 to read back what runs"
+    )
+    assert third.startswith("about 0.")
+    assert "of the time: starts of processes" in shares[0]
+    assert sum(one["share"] for one in found["dominates"]) == pytest.approx(1.0, abs=1e-3)
+    assert plan(strategy='{ kind = "random", share = 0.25 }')["measurements"] == 2 * 3 * (2 + 2)
+
+
+def test_what_cannot_run_is_left_out_with_its_reason_and_is_no_measurement() -> None:
+    found = plan(algorithms='["Ring", "NVLSTree"]', num_channels="[0]")
+    assert found["infeasible"] == {
+        "NVLSTree has no LL for AllReduce": 3,
+        "NVLSTree needs more than one node": 3,
+    }
+    assert (found["trials"], found["feasible"], found["measurements"]) == (15, 9, 2 * 3 * (2 + 2))
+    assert "     3 trials left out: NVLSTree needs more than one node" in plan_lines(found)
+    made = sweep(collectives='["AllGather"]', sizes="{ list = [64] }")
+    none = make_plan(made)
+    assert (none["feasible"], none["launches"], none["measurements"]) == (0, 0, 0)
+    assert none["hours"] == 0
+    assert make_plan(replace(made, trials=()))["launches"] == 0
+
+
+def test_a_release_that_run_refuses_is_told_before() -> None:
+    old = plan(nccl_version='"2.18.1"')
+    assert old["refused"].startswith("a sweep of configs needs NCCL 2.24")
+    assert plan_lines(old)[-1].startswith("run refuses it, but with --runner simulator: a sweep")
+    assert plan(nccl_version='"2.18.1"', algorithms="[]")["refused"] is None
+    assert plan(nccl_version='"2.24.3"')["refused"] is None
+
+
+def test_a_group_far_beyond_the_model_has_no_plan() -> None:
+    with pytest.raises(UserError, match="nothing is known of a group of 513 nodes"):
+        plan(groups="[{ num_nodes = 513, ranks_per_node = 8 }]")
+
+
+def one_config(**keys: str) -> Sweep:
+    """One size of one config, one cycle, nothing read back."""
+    plain = {
+        "groups": TWO_NODES,
+        "sizes": '{ min = "1G", max = "1G" }',
+        "algorithms": '["Ring"]',
+        "protocols": '["Simple"]',
+        "num_channels": "[2]",
+        "cycles": "1",
+        "runner": '{ read_back = false, slow_max = "1T" }',
+    }
+    return sweep(**(plain | keys))
+
+
+def test_hours_are_starts_and_the_simulators_times_of_every_call() -> None:
+    made = one_config()
+    found = make_plan(made)
+    call = Call(Group(2, 8), made.trials[0].setting.collective, 1 << 30)
+    ring = Config(Algorithm.Ring, Protocol.Simple, 2)
+    h100 = find_system("h100-ib")
+    default_s, ring_s = (
+        h100.parts(call, config, UNTOUCHED).time_us(UNDISTURBED) / 1e6 for config in (ABSTAIN, ring)
+    )
+    # One process plays the config, and NCCL's own choice twice; another one the latter alone.
+    launches = (found["launches_timed"], found["launches_reference"])
+    assert (launches, found["measurements"]) == ((1, 1), 3)
+    start_s = START_S + 16 * START_S_PER_RANK
+    # Two halves of a synchronising, five timed and a checked call; a warm-up of two calls.
+    seconds = 2 * (start_s + 2 * default_s) + 2 * 7 * (2 * default_s + ring_s + 2 * default_s)
+    assert found["hours"] == pytest.approx(seconds / 3600, rel=0.01)
+    assert found["gpu_hours"] == pytest.approx(16 * found["hours"], rel=0.01)
+    slower = make_plan(one_config(simulator='{ system = "rtx5090-sockets" }'))
+    assert slower["model"] == "rtx5090-sockets"
+    assert slower["hours"] > 2 * found["hours"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "rule"),
+    [
+        (
+            {"groups": "[{ num_nodes = 64, ranks_per_node = 8 }]"},
+            "no group of 64 x 8: the times of 32 x 8",
+        ),
+        (
+            {"collectives": '["AlltoAll"]'},
+            f"no AlltoAll of 2 x 8: {LATENCY_US:g} us and {GBYTES_PER_S:g} GB/s",
+        ),
+        ({"algorithms": '["NVLS"]'}, "no NVLS Simple for AllReduce: NCCL's own choice runs there"),
+    ],
+)
+def test_each_rule_that_stands_in_for_a_time_is_told(keys: dict[str, str], rule: str) -> None:
+    found = make_plan(one_config(**keys))
+    assert [told for told in found["rules"] if rule in told]
+    assert any(rule in line for line in plan_lines(found))
+
+
+@pytest.mark.parametrize(("keys", "said"), INPUTS["not_simulated"])
+def test_sweep_outside_the_model_is_refused_before_it_runs(keys: dict[str, str], said: str) -> None:
+    """The simulator's rows are in the goldens of sweeps."""
+    made = sweep(**keys)
+    with pytest.raises(InvalidSweep, match=said):
+        SimulatorRunner(made.file).check(made.trials)

@@ -8,11 +8,9 @@ from typing import Final
 
 import pytest
 
-from tests.golden import commands, logs, plugin, sweeps, tables
+from tests.golden import commands, logs, sweeps, tables
 
-GOLDENS: Final = tuple(
-    golden for area in (commands, logs, plugin, sweeps, tables) for golden in area.GOLDENS
-)
+GOLDENS: Final = (*commands.GOLDENS, *logs.GOLDENS, *sweeps.GOLDENS, *tables.GOLDENS)
 
 
 def main(prefixes: list[str]) -> None:

@@ -1,22 +1,19 @@
 """Runs a command as its user does, and takes from its output what differs from place to place."""
 
 import contextlib
-import io
 import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterable, Mapping
 from functools import reduce
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
 import pytest
 
-from tests.cli.conftest import MODULES
+from tests.cli.in_process import done_by
 from tests.plugin_build import built
 from tests.published import ROOT, WHOLE
 
@@ -44,25 +41,14 @@ def dynamiccl(
 
     Names of places, and hashes in parts' names, are words. The document is None of an error.
     """
-    code: object = 0
-    out, err = io.StringIO(), io.StringIO()
     environment = clean_environment(**(settings or {}))
-    with (
-        contextlib.chdir(directory),
-        mock.patch.dict(os.environ, environment, clear=True),
-        mock.patch.object(sys, "argv", [f"dynamiccl-{program}", *map(str, words)]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            import_module(MODULES[f"dynamiccl-{program}"]).main()
-        except SystemExit as ended:
-            code = ended.code or 0
-    text = out.getvalue()
+    with contextlib.chdir(directory), mock.patch.dict(os.environ, environment, clear=True):
+        done = done_by(f"dynamiccl-{program}", *words)
+    text = done.out
     for place, word in ((directory, "HERE"), (WHOLE, "SHARED"), (ROOT, "ROOT")):
         text = text.replace(str(place), word)
     text = re.sub(r"part-[0-9a-f]{16}\.parquet", "part-HASH.parquet", text)
-    return code, json.loads(text) if text[:1] in {"{", "["} else None
+    return done.code, json.loads(text) if text[:1] in {"{", "["} else None
 
 
 def shape(value: Any, kept: Iterable[str] = ()) -> Any:

@@ -7,8 +7,7 @@ from typing import Any, Final
 import pytest
 
 from tests.golden.command import dynamiccl
-from tests.golden.frames import tables
-from tests.golden.golden import Golden
+from tests.golden.golden import Golden, tables
 from tests.published import COPIES, SAMPLE, WHOLE, unpacked
 
 #: Rows in the order of their lines.

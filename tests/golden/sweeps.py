@@ -14,8 +14,7 @@ import pytest
 from dynamiccl.libraries import SWEEP_NAME
 from tests.fakes.nccl_tests.install import install_stand_in
 from tests.golden.command import dynamiccl, library
-from tests.golden.frames import tables
-from tests.golden.golden import Golden
+from tests.golden.golden import Golden, tables
 
 #: Columns by which a row is found again.
 _IDENTITY: Final = (

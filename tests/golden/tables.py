@@ -1,13 +1,14 @@
 """Decision tables of two recipes, from a simulated sweep to the artifact, as their user goes.
 
-Fits are short, at fixed seeds and on one thread.
+Fits are short, at fixed seeds and on one thread. And the bytes of a table, which plugins read.
 """
 
+import hashlib
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from dynamiccl.nccl import Collective
+from dynamiccl.nccl import VALID_PROTOCOLS, Collective, Config
 from dynamiccl.serve.table import DecisionTable
 from tests.golden.command import dynamiccl
 from tests.golden.golden import Golden
@@ -62,6 +63,20 @@ def _make(recipe: str, directory: Path) -> Any:
     ]
 
 
-GOLDENS: Final = tuple(
-    Golden(f"tables-{name}", partial(_make, name), decisions=True) for name in RECIPES
+def _bytes(_: Path) -> str:
+    """Each Config that NCCL has, and None, at 40 sizes."""
+    rows = []
+    for each in (collective for collective in Collective if collective.tunable):
+        cells = [
+            (a, p) for a, protocols in VALID_PROTOCOLS[each].items() for p in sorted(protocols)
+        ]
+        configs = [None, *(Config(*cell, 1 + number) for number, cell in enumerate(cells))]
+        rows.append([configs[index % len(configs)] for index in range(40)])
+    table = DecisionTable.from_configs(rows, num_nodes=2, num_ranks=16, first_bin=20)
+    return hashlib.sha256(table.to_bytes()).hexdigest()
+
+
+GOLDENS: Final = (
+    Golden("tables-bytes", _bytes),
+    *(Golden(f"tables-{name}", partial(_make, name), decisions=True) for name in RECIPES),
 )

@@ -6,6 +6,7 @@ sockets on the loopback: good for seeing what runs, not for timing.
 
 import os
 import secrets
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -24,7 +25,6 @@ from dynamiccl.doctor import Machine
 from dynamiccl.nccl import Config
 from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.build import own_fingerprint
-from tests.cluster.slurm import free_ports
 from tests.serve.abi import prepared_environment, write_bare_artifact
 from tests.serve.jobs.watching import records_of
 from tests.serve.tables import uniform
@@ -146,12 +146,14 @@ def run_ranks(
     """Run worker.py on every rank under `root`, and what it is to do meanwhile; NCCL's logs."""
     calls = root / "calls"
     calls.mkdir(mode=0o700)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     common = {
         **plain_environment(),
         **SOCKETS_ONLY,
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_ports(1)[0]),
+        "MASTER_PORT": str(port),
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
         **prepared_environment(root / "artifact", SYSTEM, nccl_code()),

@@ -1,24 +1,78 @@
-"""Runs sweeps of the nccl-tests stand-in with the real runner, run loop and plugin."""
+"""Sweeps and launches for the tests of the nccl-tests runner, and the stand-in under it."""
 
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 from rich.console import Console
 
+from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.journal import journal_folder
 from dynamiccl.collect.launch import NcclTestsRunner, Site
 from dynamiccl.collect.launchers import Interrupt
 from dynamiccl.collect.run import Summary, SweepProgress, run_sweep
+from dynamiccl.collect.schedule import Launch, LaunchMode
 from dynamiccl.collect.strategies import make_strategy
-from dynamiccl.collect.sweep import Sweep
+from dynamiccl.collect.sweep import Sweep, parse_sweep
 from dynamiccl.datasets import store
-from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Protocol
 from dynamiccl.simulator.h100 import true_us
 from dynamiccl.simulator.system import Call, Group
 from tests.fakes.nccl_tests.install import install_stand_in
+
+PLAIN = {
+    "name": '"grid"',
+    "system": '"box"',
+    "collectives": '["AllReduce"]',
+    "groups": "[{ num_nodes = 1, ranks_per_node = 8 }]",
+    "sizes": '{ min = "1M", max = "4M" }',
+    "algorithms": '["Ring", "Tree"]',
+    "protocols": '["LL", "Simple"]',
+    "num_channels": "[0, 4]",
+    "cycles": "2",
+    "iterations": "5",
+    "warmup_iterations": "2",
+    "telemetry": "{ enabled = false }",
+}
+
+
+def text_of(**keys: str) -> str:
+    """The plain sweep's text with some keys written anew."""
+    return "\n".join(f"{key} = {value}" for key, value in (PLAIN | keys).items())
+
+
+def sweep(**keys: str) -> Sweep:
+    return parse_sweep(text_of(**keys), where="s.toml")
+
+
+def feasible(made: Sweep) -> list[Trial]:
+    """The trials that can run."""
+    return [trial for trial in made.trials if trial.infeasible is None]
+
+
+def picked(made: Sweep) -> list[Trial]:
+    """Every feasible trial once, the default twice."""
+    return [
+        replace(trial, repeat=repeat)
+        for trial in feasible(made)
+        for repeat in range(2 if trial.config == ABSTAIN else 1)
+    ]
+
+
+def launch_of(
+    trials: list[Trial],
+    mode: LaunchMode = LaunchMode.SWEEP,
+    *,
+    scheduled: bool = True,
+    repeats: int = 1,
+) -> Launch:
+    """A launch of some trials of one setting."""
+    repeated = [replace(trial, repeat=repeat) for repeat in range(repeats) for trial in trials]
+    return Launch("0:x", 0, trials[0].setting, mode, tuple(repeated), scheduled)
+
 
 ROOT = Path(__file__).resolve().parents[3]
 #: What a shell sees of a launch: how it is told from the others.

@@ -1,7 +1,13 @@
-"""The real runner on the stand-in: real processes, the real plugin, times of the simulator."""
+"""The real runner on the stand-in: real processes, the real plugin, times of the simulator.
 
+Also what it makes of configs that hang, crash or lie, and how programs are found."""
+
+import itertools
+import os
 import platform
-from collections.abc import Callable
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +17,26 @@ import pytest
 from dynamiccl.collect import launch, launchers
 from dynamiccl.collect.batch import RunOptions
 from dynamiccl.collect.cli import start_sweep
+from dynamiccl.collect.grid import BINARIES
+from dynamiccl.collect.launch import NcclTestsRunner, find_program
+from dynamiccl.collect.launchers import ContainerSettings, Interrupt
+from dynamiccl.collect.output import MEANT_AS_ROW
+from dynamiccl.collect.run import SweepProgress, run_sweep
+from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.datasets import store
+from dynamiccl.errors import InvalidSweep, MachineError
+from dynamiccl.nccl import Collective
 from dynamiccl.simulator.system import Group
-from tests.collect.benchmark.stand_in import rows, run, share_near_truth, statuses, wanted
-from tests.collect.benchmark.sweeps import sweep
+from tests.collect.benchmark.stand_in import (
+    lost,
+    rows,
+    run,
+    share_near_truth,
+    site,
+    statuses,
+    sweep,
+    wanted,
+)
 from tests.fakes.nccl_tests.install import install_stand_in
 
 
@@ -50,16 +72,7 @@ def test_whole_grid_in_one_process_is_measured_verified_and_true(
     assert share_near_truth(forced, Group(1, 8)) > 0.9
 
 
-def test_what_takes_long_and_does_not_win_is_not_started(
-    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[float] = []
-
-    def run_process(argv: Any, patience_s: Callable[[], float], *more: Any) -> int | None:
-        asked.append(patience_s() - made.file.runner.startup_timeout_s)
-        return launchers.run_process(argv, patience_s, *more)
-
-    monkeypatch.setattr(launch, "run_process", run_process)
+def test_what_takes_long_and_does_not_win_is_not_started(tmp_path: Path, sweep_path: Path) -> None:
     made = sweep(
         algorithms='["Ring"]',
         num_channels="[0]",
@@ -75,8 +88,6 @@ def test_what_takes_long_and_does_not_win_is_not_started(
     assert "(runner.slow_max)" in reason
     ok = wanted(found).group_by("requested_protocol", "size_bytes").len().sort(pl.all())
     assert ok.rows() == [("LL", 1 << 20, 2), ("Simple", 1 << 20, 2), ("Simple", 4 << 20, 2)]
-    # A first row may take longer by two halves of seven calls at 0.5 GB/s.
-    assert asked == [pytest.approx(14 * (1 << 20) / 0.5e9)] * 2
 
 
 def test_nccls_own_choice_alone_needs_no_plugin(tmp_path: Path) -> None:
@@ -88,44 +99,297 @@ def test_nccls_own_choice_alone_needs_no_plugin(tmp_path: Path) -> None:
     assert set(found["default_scope"]) == {"untouched"}
 
 
-def test_tuned_collectives_are_played_and_the_others_measured_as_they_are(
+def test_tuned_collectives_are_played_with_chunks_and_the_others_measured_as_they_are(
     tmp_path: Path, sweep_path: Path
 ) -> None:
-    tuned = {"ReduceScatter", "Reduce"}
-    names = [*sorted(tuned), "AlltoAll", "SendRecv"]
     made = sweep(
-        collectives=str(names).replace("'", '"'),
+        collectives='["ReduceScatter", "Reduce", "AlltoAll", "SendRecv"]',
         algorithms='["Ring"]',
-        protocols='["LL"]',
+        protocols='["Simple"]',
         num_channels="[0]",
-        # Of AllGather and ReduceScatter whole shares of a rank run.
-        sizes="{ list = [1000000] }",
+        chunk_sizes='[0, "64K", "256K"]',
+        # Of ReduceScatter whole shares of a rank run; whatever the walk does, the warm-up doubles.
+        sizes="{ list = [1000000, 4000000] }",
         cycles="1",
     )
     run(made, tmp_path, sweep_path)
     found = rows(tmp_path)
-    assert set(wanted(found)["collective"]) == tuned
-    assert wanted(found)["verified"].all()
-    others = found.filter(~pl.col("collective").is_in(tuned))
+    forced = wanted(found)
+    assert set(forced["collective"]) == {"ReduceScatter", "Reduce"}
+    assert forced["verified"].all()
+    asked = forced.drop_nulls("requested_chunk_bytes")
+    assert asked.height == 2 * 2 * 2 * 2
+    assert (asked["actual_chunk_bytes"] <= asked["requested_chunk_bytes"]).all()
+    left = forced.filter(pl.col("requested_chunk_bytes").is_null())
+    assert left["actual_chunk_bytes"].null_count() == left.height
+    others = found.filter(~pl.col("collective").is_in(["ReduceScatter", "Reduce"]))
     assert set(others["collective"]) == {"AlltoAll", "SendRecv"}
     assert set(others["status"]) == {"ok"}
     assert others["is_default"].all()
 
 
-def test_chunk_sizes_are_played_where_nccl_asks_for_them(tmp_path: Path, sweep_path: Path) -> None:
-    made = sweep(
-        algorithms='["Ring"]',
-        protocols='["Simple"]',
-        num_channels="[0]",
-        chunk_sizes='[0, "64K", "256K"]',
-        # Whatever the walk does, the warm-up doubles.
-        sizes='{ min = "1M", max = "16M", factor = 4 }',
-        cycles="1",
+#: Where a launch is lost without waiting for it: the others may be late on a busy machine.
+PATIENT = "{ startup_timeout_s = 40, stall_timeout_s = 20, retry_after_s = 0 }"
+TIMED_ONLY = PATIENT.replace(" }", ", read_back = false }")
+QUICK_TIMED = "{ startup_timeout_s = 5, stall_timeout_s = 2, retry_after_s = 0, read_back = false }"
+CONFIG = ("requested_algorithm", "requested_protocol", "requested_num_channels")
+#: One row of each measurement.
+ONCE = ("trial", "run", "repeat", "default_scope", "in_place")
+
+
+@pytest.mark.parametrize(
+    ("mischief", "runner", "told"),
+    [
+        ("FAKE_HANG", QUICK_TIMED, ("timed_out", "no (new )?row")),
+        # Found by the launch that reads back: what times it does not try it any more.
+        ("FAKE_CRASH", PATIENT, ("failed", "exit code")),
+    ],
+)
+def test_config_that_ends_two_launches_is_kept_out_and_everything_else_is_measured(
+    mischief: str,
+    runner: str,
+    told: tuple[str, str],
+    tmp_path: Path,
+    sweep_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(mischief, "Tree/LL/4ch")
+    run(sweep(cycles="1", runner=runner), tmp_path, sweep_path)
+    found = rows(tmp_path)
+    bad = found.filter(pl.col("status") != "ok")
+    assert set(bad.select(CONFIG).rows()) == {("Tree", "LL", 4)}
+    assert bad.height == 3
+    assert told[0] in set(bad["status"])
+    assert bad["reason"].str.contains(told[1]).any()
+    # Both halves of: each size x (7 other configs, default twice here and in the reference).
+    good = found.filter(pl.col("status") == "ok")
+    assert good.height >= 2 * 3 * (7 + 2 + 2)
+    assert good.filter(~pl.col("is_default"))["verified"].all() == (mischief == "FAKE_CRASH")
+
+
+def test_config_in_play_when_something_went_once_runs_again(
+    tmp_path: Path, sweep_path: Path
+) -> None:
+    """A node or a cable that fails once is no reason to leave a config out."""
+    # The first sweep alone sees a config crash.
+    once = lost(tmp_path, "sweep", [1]).replace(
+        "echo NCCL went away; exit 1", "export FAKE_CRASH=Ring/Simple/4ch"
     )
-    run(made, tmp_path, sweep_path)
-    forced = wanted(rows(tmp_path))
-    asked = forced.drop_nulls("requested_chunk_bytes")
-    assert asked.height == 2 * 3 * 2
-    assert (asked["actual_chunk_bytes"] <= asked["requested_chunk_bytes"]).all()
-    left = forced.filter(pl.col("requested_chunk_bytes").is_null())
-    assert left["actual_chunk_bytes"].null_count() == left.height
+    summary = run(sweep(cycles="1", runner=PATIENT), tmp_path, sweep_path, loses=once)
+    assert summary["launches_run"] == 3 + 1
+    found = rows(tmp_path)
+    assert statuses(found).keys() == {"ok"}
+    assert found.filter(~pl.col("is_default"))["verified"].all()
+
+
+def test_wrong_values_belong_to_their_config_alone(
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_WRONG", "Tree/Simple")
+    run(sweep(cycles="1"), tmp_path, sweep_path)
+    found = rows(tmp_path)
+    wrong = found.filter(pl.col("status") == "wrong_values")
+    assert wrong.height == 2 * 2 * 3  # both halves, with and without a number of channels
+    assert set(wrong.select(CONFIG[:2]).rows()) == {("Tree", "Simple")}
+    assert (wrong["wrong_values"] > 0).all()
+    assert all(reason.endswith(" wrong values") for reason in wrong["reason"])
+    assert (found.filter(pl.col("status") == "ok")["wrong_values"] == 0).all()
+
+
+def test_row_that_another_rank_tore_runs_again_with_what_follows(
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = {True: itertools.count(), False: itertools.count()}
+
+    def run_process(
+        argv: Sequence[str], patience_s: Any, grace_s: float, on_line: Any, interrupt: Interrupt
+    ) -> int | None:
+        def line(text: str, arrived_s: float) -> bool:
+            if MEANT_AS_ROW.search(text) and next(numbers["DYNAMICCL_MODE=sweep" in argv]) == 4:
+                text = text[:40]
+            return bool(on_line(text, arrived_s))
+
+        done = launchers.run_process(argv, patience_s, grace_s, line, interrupt)
+        Path(argv[argv.index("-J") + 1]).unlink()  # it would have the row
+        return done
+
+    monkeypatch.setattr(launch, "run_process", run_process)
+    summary = run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, sweep_path)
+    assert summary["launches_run"] == 2 + 2
+    found = rows(tmp_path)
+    assert statuses(found).keys() == {"ok"}
+    assert found.filter(pl.col("repeat") < 2).height == 2 * 3 * (8 + 2 + 2)
+
+
+def test_what_cannot_be_read_back_is_measured_and_not_verified(
+    tmp_path: Path, sweep_path: Path
+) -> None:
+    twice = lost(tmp_path, "read-back", [1, 2])
+    made = sweep(cycles="1", datatypes='["float", "half"]', runner=PATIENT)
+    # One never begins, and is not tried a third time.
+    assert run(made, tmp_path, sweep_path, loses=twice)["launches_run"] == 2 + 2 * 2
+    forced = rows(tmp_path).filter(~pl.col("is_default"))
+    assert statuses(forced) == {"ok": 2 * 2 * 3 * 8}
+    verified = forced.select("datatype", "verified").unique()
+    assert verified.height == 2
+    assert set(verified["verified"]) == {True, False}
+
+
+def test_plugin_that_does_not_load_is_no_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_REPORT_S", 0.5)  # for its report it is not worth waiting
+    broken = tmp_path / "libbroken.so"
+    broken.write_text("no library")
+    with pytest.raises(MachineError, match="the configs are not known"):
+        run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, broken)
+    assert "sweep" not in "".join(rows(tmp_path)["launch"])
+
+
+def test_asked_to_stop_it_keeps_the_rows_of_the_running_process(
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SECONDS_PER_ROW", "0.05")
+    made = sweep(cycles="1", runner="{ read_back = false }")
+    seen = itertools.count(1)
+
+    def stop_at_the_tenth_row(_: SweepProgress, __: int) -> None:
+        if next(seen) == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patched, Interrupt() as interrupt:
+        patched.setattr(SweepProgress, "measured", stop_at_the_tenth_row)
+        first = run(made, tmp_path, sweep_path, interrupt=interrupt)
+    assert first["ended"] == "interrupted"
+    before = rows(tmp_path)
+    assert 0 < before.height < 2 * 3 * 12
+    monkeypatch.delenv("FAKE_SECONDS_PER_ROW")
+    assert run(made, tmp_path, sweep_path, resume=True)["ended"] == "done"
+    after = rows(tmp_path)
+    # A launch that was cut short leaves gaps, which further repeats of the default fill.
+    assert after.filter(pl.col("repeat") < 2).height == 2 * 3 * 12
+    # What was measured is still there, and nothing was measured twice.
+    assert after.join(before, on=before.columns[:9], how="semi").height >= before.height
+    assert after.select(ONCE).unique().height == after.height
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            {"interference": '[{ kind = "congestion", level = 0.5 }]'},
+            "'congestion' cannot run",
+        ),
+        (
+            {
+                "interference": '[{ kind = "traffic", level = 0.5 }]',
+                "launcher": '{ container = { runtime = "apptainer", image = "i.sif" } }',
+            },
+            "'traffic' cannot run here; choose from none, cpu, matmul",
+        ),
+        (
+            {"groups": '[{ num_nodes = 2, ranks_per_node = 4, split = "MOD 4" }]'},
+            "shares out processes, and launcher 'local'",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_here_is_refused(
+    keys: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    made = sweep(algorithms="[]", **keys)
+    with pytest.raises(InvalidSweep, match=said):
+        NcclTestsRunner(made.file, site(made, tmp_path, None)).check(made.trials)
+
+
+def test_configs_without_a_plugin_that_can_play_them_are_refused(
+    tmp_path: Path, sweep_path: Path
+) -> None:
+    made = sweep()
+    with pytest.raises(MachineError, match="needs the sweep plugin, and there is none: build it"):
+        NcclTestsRunner(made.file, site(made, tmp_path, None)).check(made.trials)
+    old = sweep(nccl_version='"2.23.4"')
+    with pytest.raises(
+        MachineError, match=r"needs NCCL 2\.24\.\d or later, and nccl_version is 2\."
+    ):
+        NcclTestsRunner(old.file, site(old, tmp_path, sweep_path)).check(old.trials)
+
+
+def test_every_binary_is_found_and_a_collective_without_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = install_stand_in(tmp_path / "bin")
+    for collective, name in BINARIES.items():
+        assert find_program(collective, built, None) == str(built / name)
+    without = next(c for c in Collective if c not in BINARIES)
+    with pytest.raises(InvalidSweep, match=f"no nccl-tests binary for {without.wire}; choose from"):
+        find_program(without, built, None)
+    monkeypatch.setenv("PATH", f"{built}:/usr/bin:/bin")
+    assert find_program(Collective.AllReduce, None, None) == str(built / "all_reduce_perf")
+
+
+def test_missing_binary_is_named_with_the_fix(tmp_path: Path) -> None:
+    (tmp_path / "all_reduce_perf").write_text("source")  # cannot be run
+    for directory in (tmp_path, tmp_path / "gone"):
+        said = f"no executable all_reduce_perf in {directory}; build nccl-tests .*--nccl-tests-dir"
+        with pytest.raises(MachineError, match=said):
+            find_program(Collective.AllReduce, directory, None)
+
+
+def test_benchmark_of_the_host_is_found_where_a_mount_shows_it(tmp_path: Path) -> None:
+    mounts = (f"{tmp_path}:/mine",)
+    container = ContainerSettings(runtime="apptainer", image="i.sqsh", mounts=mounts)
+    built = tmp_path / "built"
+    found = [find_program(Collective.Reduce, at, container) for at in (built, Path("/opt"), None)]
+    assert found == ["/mine/built/reduce_perf", "/opt/reduce_perf", "reduce_perf"]
+
+
+#: Takes `exec --nv --bind A:B ... IMAGE` off, notes it, makes what is bound be there by links, and
+#: runs the rest.
+APPTAINER = """#!/bin/bash
+shift 2
+while [ "$1" = --bind ]; do ln -sfn "${{2%%:*}}" "${{2#*:}}"; shift 2; done
+ln -sfn "$1" {inside}/image
+shift
+echo "$@" >> {log}
+exec "$@"
+"""
+
+
+def launcher(image: Path, *mounts: str) -> str:
+    listed = ", ".join(f'"{mount}"' for mount in mounts)
+    container = f'{{ runtime = "apptainer", image = "{image}", mounts = [{listed}] }}'
+    return f'{{ kind = "local", container = {container} }}'
+
+
+def test_benchmark_of_the_image_is_told_paths_inside_the_container(
+    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside, log, program = tmp_path / "inside", tmp_path / "calls", tmp_path / "apptainer"
+    inside.mkdir()
+    program.write_text(APPTAINER.format(inside=inside, log=log))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    image, out = install_stand_in(tmp_path / "bin"), tmp_path / "out"
+    mounts = (f"{out}:{inside}/data", f"{sweep_path.parent}:{inside}/plugin")
+    made = sweep(cycles="1", launcher=launcher(image, *mounts))
+    where = replace(site(made, tmp_path, sweep_path), nccl_tests_dir=inside / "image")
+    out.mkdir()
+    strategy = make_strategy(made.file, made.trials)
+    runner = NcclTestsRunner(made.file, where)
+    assert run_sweep(made, strategy, runner, out, resume=False)["ended"] == "done"
+    forced = wanted(store.read(out))
+    assert forced.height == 2 * 3 * 8
+    assert forced["verified"].all()
+    calls = log.read_text().splitlines()
+    assert len(calls) == 3  # the grid, the reference, the read-back
+    assert all(f"{inside}/image/all_reduce_perf" in call for call in calls)
+    assert not any(str(hidden) in call for call in calls for hidden in (out, sweep_path.parent))
+
+
+def test_what_the_container_cannot_see_is_refused_before_anything_runs(
+    tmp_path: Path, sweep_path: Path
+) -> None:
+    made = sweep(cycles="1", launcher=launcher(tmp_path, f"{tmp_path}:{tmp_path}"))
+    seen = r"libnccl-tuner-dynamiccl-sweep\.so cannot be seen inside"
+    with pytest.raises(InvalidSweep, match=seen):
+        run(made, tmp_path, sweep_path)

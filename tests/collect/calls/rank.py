@@ -2,95 +2,69 @@
 
 `Nccl` calls a built library's profiler as NCCL 2.27 (v4), 2.28 (v5) and 2.29 on (v6) do
 (`serve/plugin/nccl/profiler_abi.h`).
-
-`python -m tests.collect.calls.rank PLUGIN RANK RANKS` is one rank of a job on 2.28: 40 AllReduce,
-each of two channels that take 100 us and 10 us more a rank; rank 1 loses a channel of call 3, and
-the last call of all ranks is an AllGather.
 """
 
 import ctypes
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
 COMM_ID = 0x1234_5678_9ABC_DEF0
-CALLS = 40
 GROUP, COLL, P2P, KERNEL_CH = 1, 2, 4, 64
 GROUP_API, COLL_API, KERNEL_LAUNCH = 256, 512, 2048
 STOP: Final = 22
 
 
-class Coll(ctypes.Structure):
-    _fields_ = (
-        ("sequence", ctypes.c_uint64),
-        ("func", ctypes.c_char_p),
-        ("send", ctypes.c_void_p),
-        ("receive", ctypes.c_void_p),
-        ("count", ctypes.c_size_t),
-        ("root", ctypes.c_int),
-        ("datatype", ctypes.c_char_p),
-        ("channels", ctypes.c_uint8),
-        ("warps", ctypes.c_uint8),
-        ("algorithm", ctypes.c_char_p),
-        ("protocol", ctypes.c_char_p),
-        ("group", ctypes.c_void_p),
-    )
+_INT, _U64, _TEXT, _POINTER = ctypes.c_int, ctypes.c_uint64, ctypes.c_char_p, ctypes.c_void_p
+_TYPES: Final[dict[str, Any]] = {
+    "int": _INT,
+    "u64": _U64,
+    "text": _TEXT,
+    "pointer": _POINTER,
+    "size": ctypes.c_size_t,
+    "byte": ctypes.c_uint8,
+    "flag": ctypes.c_bool,
+}
 
 
-class CollApi(ctypes.Structure):
-    _fields_ = (
-        ("func", ctypes.c_char_p),
-        ("count", ctypes.c_size_t),
-        ("datatype", ctypes.c_char_p),
-        ("root", ctypes.c_int),
-        ("stream", ctypes.c_void_p),
-        ("captured", ctypes.c_bool),
-    )
+def _struct(text: str = "", kind: type = ctypes.Structure, **more: Any) -> Any:
+    """A class of fields: `NAME TYPE, ...`, then others."""
+    fields = [each.split() for each in text.split(", ") if each]
+    all_fields = (*((name, _TYPES[of]) for name, of in fields), *more.items())
+    return type("Fields", (kind,), {"_fields_": all_fields})
 
 
-class Kernel(ctypes.Structure):
-    _fields_ = (("channel", ctypes.c_uint8), ("time_ns", ctypes.c_uint64))
-
-
-class OneOf(ctypes.Union):
-    _fields_ = (("coll", Coll), ("api", CollApi), ("kernel", Kernel))
-
-
-class Event(ctypes.Structure):
-    """v4's type is one byte, and padding behind it: the same in memory."""
-
-    _fields_ = (
-        ("type", ctypes.c_uint64),
-        ("parent", ctypes.c_void_p),
-        ("rank", ctypes.c_int),
-        ("of", OneOf),
-    )
-
-
-_OUT = ctypes.POINTER(ctypes.c_void_p)
-_MASK = ctypes.POINTER(ctypes.c_int)
-_LOGGER = ctypes.CFUNCTYPE(
-    None, *(ctypes.c_int, ctypes.c_ulong, ctypes.c_char_p, ctypes.c_int), *[ctypes.c_char_p] * 2
+Coll = _struct(
+    "sequence u64, func text, send pointer, receive pointer, count size, root int, datatype text, "
+    "channels byte, warps byte, algorithm text, protocol text, group pointer"
 )
-_SHAPE = (*[ctypes.c_int] * 3, ctypes.c_void_p)
-_STATE = (ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_uint64))
+CollApi = _struct("func text, count size, datatype text, root int, stream pointer, captured flag")
+Kernel = _struct("channel byte, time_ns u64")
+OneOf = _struct(kind=ctypes.Union, coll=Coll, api=CollApi, kernel=Kernel)
+#: v4's type is one byte, and padding behind it: the same in memory.
+Event = _struct("type u64, parent pointer, rank int", of=OneOf)
+
+_OUT, _MASK = ctypes.POINTER(_POINTER), ctypes.POINTER(_INT)
+_LOGGER = ctypes.CFUNCTYPE(None, _INT, ctypes.c_ulong, _TEXT, _INT, _TEXT, _TEXT)
+_SHAPE = (_INT, _INT, _INT, _POINTER)
 
 
-def _struct(*init: Any) -> type[ctypes.Structure]:
-    fields = (
-        ("name", ctypes.c_char_p),
-        ("init", ctypes.CFUNCTYPE(ctypes.c_int, *init)),
-        ("start", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, _OUT, ctypes.POINTER(Event))),
-        ("stop", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)),
-        ("state", ctypes.CFUNCTYPE(ctypes.c_int, *_STATE)),
-        ("finalize", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)),
+def _profiler(*init: Any) -> Any:
+    def function(*arguments: Any) -> Any:
+        return ctypes.CFUNCTYPE(_INT, *arguments)
+
+    return _struct(
+        name=_TEXT,
+        init=function(*init),
+        start=function(_POINTER, _OUT, ctypes.POINTER(Event)),
+        stop=function(_POINTER),
+        state=function(_POINTER, _INT, ctypes.POINTER(_U64)),
+        finalize=function(_POINTER),
     )
-    return type("Profiler", (ctypes.Structure,), {"_fields_": fields})
 
 
-Profiler = _struct(_OUT, ctypes.c_uint64, _MASK, ctypes.c_char_p, *_SHAPE)
-_ProfilerV4 = _struct(_OUT, _MASK, ctypes.c_char_p, ctypes.c_uint64, *_SHAPE)
+Profiler = _profiler(_OUT, _U64, _MASK, _TEXT, *_SHAPE)
+_ProfilerV4 = _profiler(_OUT, _MASK, _TEXT, _U64, *_SHAPE)
 
 
 @dataclass(frozen=True)
@@ -144,7 +118,7 @@ class Comm:
         logger = ctypes.cast(nccl._logger, ctypes.c_void_p)
         assert self.profiler.init(ctypes.byref(self.context), *told, *shape, logger) == 0
 
-    def start(self, kind: int, parent: int | None = None, of: OneOf | None = None) -> int | None:
+    def start(self, kind: int, parent: int | None = None, of: Any = None) -> int | None:
         handle, event = ctypes.c_void_p(), Event(kind, parent, self.rank, of or OneOf())
         self.profiler.start(self.context, ctypes.byref(handle), ctypes.byref(event))
         return handle.value
@@ -215,22 +189,3 @@ class Comm:
         """Events of the proxy's may still come."""
         if self.context.value is not None:
             self.profiler.finalize(self.context)
-
-
-def main(plugin: str, rank: int, num_ranks: int) -> None:
-    comm = Nccl(plugin, 5).comm(rank=rank, ranks=num_ranks)
-    reduce = Call(count=1000, datatype="ncclBfloat16", algorithm="NVLS", protocol="SIMPLE")
-    gather = Call("AllGather", 1000, "ncclInt8", algorithm="NVLS", protocol="SIMPLE")
-    for number in range(CALLS + 1):
-        (launched,) = comm.call(gather if number == CALLS else reduce)
-        begin_ns = 1_000_000 * (number + 1)
-        for channel in range(launched.kernels):
-            if (number, rank, channel) != (3, 1, 1):
-                comm.kernel(
-                    launched, channel, begin_ns + channel, begin_ns + 100_000 + 10_000 * rank
-                )
-    comm.finalize()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -47,15 +47,6 @@ def test_time_skew_and_environment_by_hand(tmp_path: Path) -> None:
     assert (row["plugin_mode"], row["plugin_version"]) == ("observe", None)
 
 
-def test_odd_fingerprint_tells_nothing(tmp_path: Path) -> None:
-    for rank, told in enumerate((b"", b"gpu=none*0;mig=?;nic=*;nccl=x", b"=;;gpu;nccl=7")):
-        made = record(rank, rank, num_ranks=3)
-        write(tmp_path / "in", [made], rank=rank, fingerprint=told, job=b"")
-    calls, _ = take(tmp_path / "in", tmp_path / "out")
-    names = ("gpu", "mig", "nic_kind", "nccl_version", "run")
-    assert calls.select(names).rows() == [(None, None, None, None, "in")] * 3
-
-
 def test_time_is_unknown_unless_all_ranks_are_there_and_know_theirs(tmp_path: Path) -> None:
     row = row_of(tmp_path / "a", record(0, 0, 100.0), record(0, 1))
     assert (row["time_us"], row["skew_us"]) == (None, None)
@@ -86,9 +77,14 @@ def test_flags_have_their_columns(tmp_path: Path) -> None:
 
 def test_names_that_nccl_gets_later_are_null_and_other_configs_are_shown(tmp_path: Path) -> None:
     odd = record(0, 0, algorithm=255, protocol=9, datatype=255, num_ranks=3, num_nodes=2)
-    row = row_of(tmp_path, odd, record(0, 1, num_ranks=3))
+    write(tmp_path / "in", [odd], fingerprint=b"gpu=none*0;mig=?;nic=*;nccl=x", job=b"")
+    write(tmp_path / "in", [record(0, 1, num_ranks=3)], rank=1, fingerprint=b"=;;gpu;nccl=7")
+    calls, _ = take(tmp_path / "in", tmp_path / "out")
+    row = calls.row(0, named=True)
     told = ("actual_algorithm", "actual_protocol", "datatype", "ranks_per_node")
-    assert [row[name] for name in told] == [None] * 4
+    more = ("gpu", "mig", "nic_kind", "nccl_version")
+    assert [row[name] for name in (*told, *more)] == [None] * 8
+    assert row["run"] == "in"
     assert not row["ranks_agree"]
 
 
@@ -101,20 +97,13 @@ def test_communicators_collectives_and_rotated_files_stay_apart(tmp_path: Path) 
                 for comm in (1, 2**64 - 1)
                 for collective in (2, 4)
             ]
+            records += records[:1] if rank == number == 0 else []  # one is there twice
             write(tmp_path / "in", records, rank=rank, number=number)
     calls, summary = take(tmp_path / "in", tmp_path / "out")
     assert calls.height == summary.calls_written == summary.calls_timed == 16
-    assert summary.rows_read == 32
+    assert (summary.rows_read, summary.duplicates) == (33, 1)
     assert calls["comm"].unique().sort().to_list() == ["0" * 15 + "1", "f" * 16]
     assert (calls["time_us"] == 10.0 + calls["sequence"]).all()
-
-
-def test_record_that_is_there_twice_counts_once(tmp_path: Path) -> None:
-    write(tmp_path / "in", [record(0, 0, 50.0), record(0, 0, 70.0)])
-    write(tmp_path / "in", [record(0, 1, 60.0)], rank=1)
-    calls, summary = take(tmp_path / "in", tmp_path / "out")
-    assert (calls.height, summary.duplicates) == (1, 1)
-    assert calls["time_us"].to_list() == [50.0]
 
 
 def test_replays_of_a_captured_call_are_matched_by_their_number(tmp_path: Path) -> None:

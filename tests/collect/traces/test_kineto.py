@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 
 from dynamiccl.collect.traces import comm_kernel
 from dynamiccl.errors import CorruptFile
+from tests.collect.parsed import INPUTS
 from tests.collect.traces.made import Chrome, calls_of, read
 
 _NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -65,21 +65,6 @@ def test_sizes_are_nccls_of_the_whole_buffer(
     sent = {"In msg nelems": elements[0], "Out msg nelems": elements[1]}
     told = {"Collective name": name, **sent}
     assert one_call(tmp_path, kernel, told)["size_bytes"] == size_bytes
-
-
-def test_several_kernels_of_one_operation_share_a_size_that_nobody_knows(tmp_path: Path) -> None:
-    chrome = Chrome()
-    chrome.collective(100.0, 50.0, kernels=2)
-    found = read(chrome.write(tmp_path / "trace.json"))
-    assert found.calls["size_bytes"].to_pylist() == [None, None]
-    assert "several kernels" in found.reports[0].remarks[0]
-
-
-def test_a_kernel_that_nothing_launched_keeps_what_it_is(tmp_path: Path) -> None:
-    chrome = Chrome()
-    chrome.event("kernel", _NAME, 10.0, 5.0, device=0, correlation=9, grid=[])
-    [call] = calls_of(chrome.write(tmp_path / "trace.json")).to_dicts()
-    assert (call["collective"], call["size_bytes"], call["asks_tuner"]) == ("AllReduce", None, True)
 
 
 @pytest.mark.parametrize("suffix", ["json", "json.gz"])
@@ -190,15 +175,6 @@ def test_the_last_calls_of_a_step_have_no_compute_but_that_beside_them(tmp_path:
     assert ratios(chrome, tmp_path) == pytest.approx([400 / 200, 1.0] * 2)
 
 
-def test_of_gpus_that_are_not_traced_only_steps_are_known(tmp_path: Path) -> None:
-    chrome = Chrome()
-    chrome.step(1, 0.0, 900.0)
-    found = read(chrome.write(tmp_path / "trace.json"))
-    [step] = found.steps.to_pylist()
-    assert (step["step"], step["step_us"], step["compute_us"]) == (1, 900.0, None)
-    assert found.reports[0].remarks == ["no collective in it"]
-
-
 def test_a_trace_without_steps_is_one(tmp_path: Path) -> None:
     chrome = Chrome()
     chrome.compute(100.0, 50.0)
@@ -212,37 +188,14 @@ def test_a_trace_without_steps_is_one(tmp_path: Path) -> None:
     assert found.calls["exposed_us"].to_pylist() == [50.0]
 
 
-@pytest.mark.parametrize(
-    ("name", "collective", "asks"),
-    [
-        (_NAME, "AllReduce", True),
-        ("ncclKernel_Broadcast_RING_LL_Sum_int8_t(ncclDevComm*, unsigned long)", "Broadcast", True),
-        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "SendRecv", False),
-        ("ncclDevKernel_Generic_4(ncclDevKernelArgs)", None, None),
-        ("ncclSymDevKernel_AllReduce_RSxLD_AGxST_sum_bf16(ncclSymDevArgs)", "AllReduce", False),
-        ("ncclSymkDevKernel_AllGather_STMC(ncclSymkDevWorkArgs4K)", "AllGather", False),
-        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>()", "AllReduce", False),
-        ("void tensorrt_llm::kernels::oneShotAllReduceKernel<half, 8>()", "AllReduce", False),
-        ("trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<>", "AllReduce", False),
-        ("void (anonymous namespace)::multimem_all_gather_kernel<16>()", "AllGather", False),
-        ("void mscclpp::collective::allreducePacket<0, __half>()", "AllReduce", False),
-        ("void deep_ep::internode::dispatch<false, 4>(int4*)", None, False),
-        ("nvshmemi_transfer_rma_p", None, False),
-    ],
-)
+@pytest.mark.parametrize(("name", "collective", "asks"), INPUTS["kernels"])
 def test_a_kernel_says_what_it_does_and_whether_nccl_asked_a_tuner(
-    name: str, collective: str | None, asks: bool | None
+    name: str, collective: str, asks: object
 ) -> None:
     kind = comm_kernel(name)
     assert kind is not None
-    assert (None if kind[0] is None else kind[0].wire, kind[1]) == (collective, asks)
-
-
-@pytest.mark.parametrize(
-    "name", ["ampere_sgemm_128x64_tn", "void at::native::reduce_kernel<512, 1>()", "Memset"]
-)
-def test_kernels_that_compute_are_no_communication(name: str) -> None:
-    assert comm_kernel(name) is None
+    assert kind[1] == (None if asks == "-" else asks)
+    assert ("-" if kind[0] is None else kind[0].wire) == collective
 
 
 def test_one_rank_alone_asks_no_tuner_and_a_shortened_list_is_taken_from_the_groups(
@@ -287,14 +240,3 @@ def test_nodes_that_the_caller_knows_hold_for_groups_of_the_whole_job(tmp_path: 
     path = chrome.write(tmp_path / "t.json")
     assert calls_of(path, num_nodes=2)["num_nodes"].to_list() == [2, None]
     assert calls_of(path, num_nodes=1)["num_nodes"].to_list() == [1, 1]
-
-
-def test_an_event_without_a_time_is_counted(tmp_path: Path) -> None:
-    chrome = Chrome()
-    chrome.collective(100.0, 5.0)
-    chrome.collective(200.0, 5.0)
-    chrome.events[-1]["dur"] = -1.0
-    found = read(chrome.write(tmp_path / "t.json"))
-    assert found.calls["time_at_most_us"].to_pylist() == [5.0]
-    assert found.reports[0].dropped == {"an event without a time": 1}
-    assert pl.DataFrame(found.steps).height == 1

@@ -4,6 +4,7 @@ The JSON is version 3, with what we read of it; tests/data/nccl_tests_v3.json ha
 are strings in it, and the root is padded. It is written row by row: a crash leaves it cut off.
 """
 
+import argparse
 import json
 import math
 import os
@@ -20,7 +21,6 @@ from dynamiccl.collect.grid import DATATYPE_BYTES
 from dynamiccl.nccl import Collective
 from tests.fakes.nccl_tests.install import PROGRAMS
 from tests.fakes.nccl_tests.nccl import Choice, Nccl, die, hang
-from tests.fakes.nccl_tests.program import Options, Stop
 from tests.fakes.nccl_tests.tuner import NcclFailed
 from tests.fakes.nccl_tests.world import colours, communicator, slowdowns, world_of
 
@@ -32,6 +32,52 @@ _ROOTED: Final = frozenset({Collective.Broadcast, Collective.Reduce})
 _NO_OPERATION: Final = frozenset({Collective.AllGather, Collective.Broadcast, Collective.AlltoAll})
 _NOT_IN_PLACE: Final = frozenset({Collective.AlltoAll, Collective.SendRecv})
 _WRONG_VALUES: Final = 17
+
+
+class Stop(Exception):
+    """Raised to end a program before its end: exit status, and what it prints."""
+
+    def __init__(self, status: int, out: str) -> None:
+        super().__init__(out)
+        self.status, self.out = status, out
+
+
+def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run one program; `arguments[0]` is its path. Returns the exit status."""
+    # As the real `main` does, so that each row appears when it is done, and not before.
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+    for number in (signal.SIGPIPE, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        Benchmark(arguments, _OPTIONS.parse_args(arguments[1:]), environment).run()
+    except Stop as stop:
+        sys.stdout.write(stop.out)
+        return stop.status
+    return 0
+
+
+def _bytes(text: str) -> int:
+    unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper())
+    return int(text) if unit is None else int(text[:-1]) * unit
+
+
+#: The options that our launches use: the real one has more, and one with these is no run of it.
+_OPTIONS: Final = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+for _letter, _name, _default, _type in (
+    ("-g", "gpus", 1, int),
+    ("-b", "min_bytes", 32 << 20, _bytes),
+    ("-e", "max_bytes", 32 << 20, _bytes),
+    ("-f", "factor", 1, int),  # 1 = in steps of 1 MiB
+    ("-n", "iterations", 20, int),
+    ("-w", "warmup", 1, int),
+    ("-N", "cycles", 1, int),  # 0 = for ever
+    ("-c", "check", 1, int),
+    ("-d", "datatype", "float", str),
+    ("-J", "json_path", "", str),
+    ("-I", "per_iteration", 0, int),
+):
+    _OPTIONS.add_argument(_letter, dest=_name, default=_default, type=_type)
+Options = argparse.Namespace
 
 
 class Benchmark:
@@ -183,8 +229,6 @@ class Benchmark:
     def _origin(self) -> str:
         return f" .. {self._world.host} pid {os.getpid()}: Test failure common.cu:1454\n"
 
-
-# --- What it prints and writes ---
 
 #: Releases: of nccl-tests, and NCCL's 2.30.7 as NCCL_VERSION_CODE.
 _TESTS, _NCCL = "2.19.6", 23007

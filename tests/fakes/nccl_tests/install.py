@@ -19,7 +19,6 @@ Settings of the stand-in itself:
     FAKE_HANG, FAKE_CRASH, FAKE_WRONG
                           a Config key, `Tree/Simple`, `Ring/LL/8ch` or `ABSTAIN`: the first timed
                           call that runs it never ends, dies by SIGSEGV, or computes wrong values
-    FAKE_INIT_FAILS       any value: the communicator cannot be made
 """
 
 import os
@@ -44,7 +43,7 @@ PROGRAMS: Final = {
 _START: Final = """
 import os, sys
 sys.path.insert(0, {root!r})
-from tests.fakes.nccl_tests.program import main
+from tests.fakes.nccl_tests.benchmark import main
 sys.exit(main(sys.argv[1:], os.environ))
 """
 

@@ -120,9 +120,6 @@ class Nccl:
         for name in filter(values.get, (*_TEXTS, *_NUMBERS)):
             end = "." if name in _NUMBERS else ""
             log.say(f"{name} set by environment to {values[name]}{end}", "ENV")
-        if "FAKE_INIT_FAILS" in values:
-            log.fail("FAKE_INIT_FAILS is set", "init.cc:1")
-            raise NcclFailed(INTERNAL_ERROR)
         self._say_comms()
         self._tuner = load(values.get("NCCL_TUNER_PLUGIN"), log.say)
         if self._tuner is not None and self.num_ranks > 1:

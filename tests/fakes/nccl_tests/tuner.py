@@ -12,11 +12,8 @@ from typing import Any, Final
 
 from dynamiccl.nccl import Collective
 
-#: `ncclResult_t`, and what nccl-tests prints of it.
+#: `ncclResult_t`.
 INTERNAL_ERROR: Final = 3
-_TEXTS: Final = {
-    INTERNAL_ERROR: "internal error - please report this issue to the NCCL developers",
-}
 #: Subsystem bits of NCCL's logger (`src/include/nccl_common.h`).
 _BITS: Final = {0x1: "INIT", 0x40: "TUNING", 0x80: "ENV"}
 #: `ncclDebugLogger_t` with one argument beside the format.
@@ -54,7 +51,8 @@ class NcclFailed(Exception):
     """A call into NCCL, or of NCCL into a plugin, did not return ncclSuccess."""
 
     def __init__(self, result: int) -> None:
-        super().__init__(_TEXTS.get(result, f"result {result}"))
+        known = "internal error - please report this issue to the NCCL developers"
+        super().__init__(known if result == INTERNAL_ERROR else f"result {result}")
 
 
 def _check(result: int) -> None:
@@ -121,11 +119,8 @@ def load(setting: str | None, say: Callable[..., None]) -> Tuner | None:
     try:
         library = ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_LOCAL)
         struct = _Struct.in_dll(library, "ncclTunerPlugin_v6")
-    except OSError:
+    except (OSError, ValueError):  # it is not there, or of another version
         say(f"TUNER/Plugin: Could not find: {name}", "INIT", "TUNING")
-        return None
-    except ValueError:
-        say(f"External tuner plugin {name} is unsupported", "INIT", "TUNING")
         return None
     say(f"TUNER/Plugin: Using {struct.name.decode()} (v6)", "INIT", "TUNING")
     return Tuner(struct, say)

@@ -1,0 +1,225 @@
+"""What settings ask for, what NCCL's log says it did, and its own cost model in it."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from dynamiccl.collect.cli import app
+from dynamiccl.collect.describe import other_lines
+from dynamiccl.collect.imports import ImportOptions, import_files
+from dynamiccl.collect.nccl_log import Choice, NcclLog, Shell, requested_by
+from dynamiccl.datasets import store
+from dynamiccl.datasets.features import read_costs
+from dynamiccl.datasets.store import read
+from dynamiccl.errors import OutputError
+from dynamiccl.nccl import Algorithm, Collective
+from tests.collect.parsed import INPUTS
+from tests.data_sets import SWEEP, make_data
+
+RING_SIMPLE = ("Ring", "Simple")
+OF_64 = "AllReduce: 64 Bytes -> Algo"
+
+
+def log(*lines: str) -> NcclLog:
+    found = NcclLog()
+    for line in lines:
+        found.note(f"n1:1:1 [0] NCCL INFO {line}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "choice"),
+    [
+        ("64 Bytes -> Algo 1 proto 2 time 37.798233", (*RING_SIMPLE, None)),
+        ("AllReduce: 64 Bytes -> Algo 0 proto 0 time 3.1", ("Tree", "LL", None)),
+        (f"{OF_64} RING proto SIMPLE channel{{Lo..Hi}}={{2..5}}", (*RING_SIMPLE, 4)),
+        (
+            f"{OF_64} NVLS_TREE proto SIMPLE channel{{Lo..Hi}}={{0..15}} cgaClusterSize 4",
+            ("NVLSTree", "Simple", 16),
+        ),
+    ],
+)
+def test_line_of_each_release(line: str, choice: Choice) -> None:
+    agreed, disagreeing = log(line).choices(Collective.AllReduce, 8)
+    assert (agreed, disagreeing) == ({64: choice}, [])
+
+
+def test_all_gather_is_logged_per_rank_from_2_24_on() -> None:
+    new = log("AllGather: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}")
+    old = log("AllGather: 1024 Bytes -> Algo 1 proto 0 time 1.0")
+    assert list(new.choices(Collective.AllGather, 4)[0]) == [4096]
+    assert list(old.choices(Collective.AllGather, 4)[0]) == [1024]
+    assert new.choices(Collective.AllGather, None) == ({}, [])
+
+
+def test_lines_that_disagree_say_nothing() -> None:
+    both = log(
+        "AllReduce: 64 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}",
+        "AllReduce: 64 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}",
+    )
+    assert both.choices(Collective.AllReduce, 2) == ({}, [64])
+
+
+def test_other_kernels_are_no_config() -> None:
+    other = log(
+        "AllReduce [Symmetric]: 64 Bytes -> Kernel AllReduce_AGxLL_R nchannels 8 nthreads 512",
+        "AllReduce: 128 Bytes -> Algo MAGIC proto LL channel{Lo..Hi}={0..0}",
+    )
+    assert other.choices(Collective.AllReduce, 2) == ({}, [64, 128])
+
+
+@pytest.mark.parametrize(("settings", "wanted"), INPUTS["requests"])
+def test_settings_are_a_request_or_a_profile(settings: dict[str, str], wanted: list[Any]) -> None:
+    found = requested_by(settings, Collective.AllReduce)
+    names = ("requested_algorithm", "requested_protocol", "requested_num_channels")
+    asked = ["-" if found[name] is None else found[name] for name in names]
+    assert [*asked, found["launch_profile"]] == wanted
+    assert found["is_default"] == (asked == ["-"] * 3)
+
+
+@pytest.mark.parametrize("plugin", [{"NCCL_TUNER_PLUGIN": "libx.so"}, {"--tuner": "X"}])
+def test_what_another_tuner_chose_is_not_known(plugin: dict[str, str | None]) -> None:
+    found = requested_by(plugin, Collective.AllReduce)
+    assert (found["is_default"], found["requested_algorithm"]) == (False, None)
+    assert requested_by(plugin, Collective.AlltoAll)["is_default"]
+    forced = requested_by({**plugin, "NCCL_ALGO": "Ring"}, Collective.AllReduce)
+    assert forced["requested_algorithm"] == "Ring"
+
+
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [
+        ("Using nccl_ofi_tuner (v3)", "nccl_ofi_tuner"),
+        ("Using tuner plugin A3xTunerPlugin_v2", "A3xTunerPlugin_v2"),
+        ("Could not find: libnccl-tuner.so. Using internal tuner plugin.", None),
+        ("Failed to find ncclTunerPlugin_v2 symbol, using internal tuner instead.", None),
+    ],
+)
+def test_log_says_which_tuner_is_used(said: str, name: str | None) -> None:
+    assert log(f"TUNER/Plugin: {said}").settings.get("--tuner") == name
+
+
+#: In place of lines that a benchmark printed.
+OUTPUT = ""
+
+
+def shell(*lines: str) -> dict[str, str | None]:
+    """What a benchmark that starts behind these lines finds set."""
+    found = Shell()
+    for line in lines:
+        if line == OUTPUT:
+            found.start()
+        found.read(line)
+    return found.start()
+
+
+@pytest.mark.parametrize(("lines", "wanted"), INPUTS["shell_lines"])
+def test_shell_keeps_what_is_exported_and_what_stands_in_the_command(
+    lines: list[str], wanted: list[str]
+) -> None:
+    told = dict(each.split("=", 1) for each in wanted)
+    assert shell(*lines) == {name: None if text == "?" else text for name, text in told.items()}
+
+
+@pytest.mark.parametrize("line", INPUTS["unknown_algo"])
+def test_a_value_that_cannot_be_read_is_not_known(line: str) -> None:
+    assert shell(line) == {"NCCL_ALGO": None}
+    request = requested_by({"NCCL_ALGO": None, "NCCL_PROTO": "LL"}, Collective.AllReduce)
+    assert request["requested_protocol"] is None
+    assert (request["is_default"], request["launch_profile"]) == (False, "algo=?,proto=LL")
+
+
+def test_nccl_that_says_two_things_of_a_setting_is_not_believed() -> None:
+    said = [f"NCCL_ALGO set by environment to {name}" for name in ("Ring", "Tree")]
+    assert log(said[0]).settings == {"NCCL_ALGO": "Ring"}
+    assert log(*said).settings == {"NCCL_ALGO": None}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "export NCCL_SECRET=hush",
+        "NCCL_ALGO_TOKEN=hush ./all_reduce_perf",
+        "NCCL INFO NCCL_DEBUG_FILE set by environment to /home/alice/hush",
+    ],
+)
+def test_nothing_is_kept_of_secrets_and_logs(line: str) -> None:
+    assert shell(line) == {}
+    assert log(line).settings == {}
+
+
+HEAD = "lab:1:1 [0] NCCL INFO "
+#: NCCL 2.29.7, two ranks over sockets (shared/data/logs/ebpf_broadcast_default_v2.18): two blocks.
+BLOCK = (
+    "  Algorithm   |                            Tree                  |"
+    "                            Ring                  |",
+    "  Protocol    |             LL |          LL128 |         Simple |"
+    "             LL |          LL128 |         Simple |",
+    " Max NThreads |            512 |            640 |            512 |"
+    "            512 |            640 |            256 |",
+    "    Broadcast |     0.0/   0.0 |     0.0/   0.0 |     0.0/   0.0 |"
+    "     9.3/   1.2 |    18.0/   0.0 |    22.4/   2.4 |",
+    "    AllReduce |    16.8/   0.5 |    31.0/   0.0 |    36.4/   1.9 |"
+    "    16.6/   1.2 |    31.0/   0.0 |    36.4/   2.4 |",
+)
+PAT = (
+    "  Algorithm   |                             PAT                  |",
+    " Max NThreads |              0 |              0 |              0 |",
+    "    AllGather |     0.0/   0.0 |     0.0/   0.0 |    17.6/   3.6 |",
+)
+
+
+ASKED = ("shapes", "--system", "lab", "--machine", "h100-ib", "--nccl", "2.27.5")
+
+
+def taken(*lines: str) -> NcclLog:
+    log = NcclLog()
+    for line in lines:
+        log.note(f"{HEAD}{line}")
+    return log
+
+
+def test_equal_tables_of_several_communicators_are_one_and_others_none() -> None:
+    assert taken(*BLOCK, *PAT, *BLOCK, *PAT).cost_table() == taken(*BLOCK, *PAT).cost_table()
+    other = tuple(line.replace("2.4 |", "2.5 |") for line in BLOCK)
+    log = taken(*BLOCK, *other)
+    assert len(log.costs) == 2
+    assert log.cost_table() is None
+
+
+def test_algorithm_of_a_later_release_leaves_the_others_as_they_are() -> None:
+    named = BLOCK[0].replace("Tree", "Star")
+    table = taken(*PAT, named, *BLOCK[1:]).cost_table()
+    assert table is not None
+    assert {algorithm for _, algorithm, _ in table} == {Algorithm.PAT, Algorithm.Ring}
+
+
+def test_log_of_a_job_without_a_benchmark_gives_its_table(tmp_path: Path) -> None:
+    path = tmp_path / "job.log"
+    said = f"{HEAD}comm 0x1 rank 0 nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0\n"
+    path.write_text(said + "".join(f"{HEAD}{line}\n" for line in BLOCK))
+    import_files([path], tmp_path / "out", options=ImportOptions(system="lab", gpu="H100"))
+    costs = store.read(tmp_path / "out", "costs")
+    assert costs.height == 2 * 6
+    facts = ("num_ranks", "num_nodes", "ranks_per_node", "gpu", "launch_profile")
+    assert costs.select(facts).unique().rows() == [(16, 2, 8, "H100", "default")]
+    assert other_lines(tmp_path / "out", ()) == ["lab: 12 cells of NCCL's own cost model"]
+    path.write_text(said)
+    with pytest.raises(OutputError, match="no row of nccl-tests"):
+        import_files([path], tmp_path / "none", options=ImportOptions(system="lab"))
+
+
+def test_what_nccl_logged_comes_before_what_a_model_says(tmp_path: Path) -> None:
+    make_data(tmp_path, SWEEP)
+    logged = read_costs(tmp_path)
+    asked = list(ASKED)
+    asked[2] = "sim-4x8"
+    other = ["--group", "4x8", "--group", "2x8"]
+    assert CliRunner().invoke(app, [*asked, *other, "--out", str(tmp_path)]).exit_code == 0
+    both = read_costs(tmp_path)
+    assert both.filter(num_nodes=4).equals(logged)
+    assert both.filter(num_nodes=2).height > 0
+    assert read(tmp_path, "costs").filter(pl.col("sweep") == "modelled", num_nodes=4).height > 0
