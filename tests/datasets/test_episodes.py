@@ -231,20 +231,3 @@ def test_without_a_quiet_default_at_training_sizes_there_is_nothing_to_train_on(
 ) -> None:
     with pytest.raises(NotEnoughData, match="measure NCCL's default"):
         build([row, {**row, "repeat": 1}])
-
-
-def test_noise_is_of_quiet_training_repeats() -> None:
-    rows = [
-        default(100.0, size_bytes=1 << 20),
-        default(101.0, size_bytes=1 << 20, repeat=1),
-        default(100.0, size_bytes=1 << 21),
-        default(900.0, size_bytes=1 << 21, repeat=1),
-        default(100.0, interference_kind="congestion", size_bytes=1 << 22),
-        default(900.0, interference_kind="congestion", size_bytes=1 << 22, repeat=1),
-    ]
-    [noise] = training_noise(frame(*rows)).to_dicts()
-    assert noise == {
-        "system": "box",
-        "collective": "AllReduce",
-        "noise_band": pytest.approx(0.01),
-    }

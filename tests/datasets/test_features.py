@@ -167,11 +167,6 @@ def test_what_no_feature_names_lights_no_flag() -> None:
     assert (values["nvlink_known"], values["nvlink_generation"]) == (1.0, 0.0)
 
 
-def test_collective_without_a_tuner_is_refused() -> None:
-    with pytest.raises(KeyError, match="AlltoAll"):
-        cold_observations(tasks(default(collective="AlltoAll")), PROFILES)
-
-
 @pytest.mark.parametrize("count", [0, 1, 3, WINDOW_LENGTH, WINDOW_LENGTH + 4])
 def test_window_holds_the_last_calls_oldest_first(count: int) -> None:
     window, _ = history(*(call(2.0 ** (i + 1)) for i in range(count)))
@@ -224,25 +219,3 @@ def test_network_sense_by_hand() -> None:
     _, values = history(call(800.0, size_bytes=16_000), call(8.0, size_bytes=1_600_000))
     assert values["inflight_over_bdp"] <= 8.0
     assert values["interference_known"] == 0.0
-
-
-@given(
-    calls=st.lists(
-        st.builds(
-            Call,
-            size_bytes=st.integers(1, 1 << 40),
-            time_us=st.floats(1e-2, 1e8),
-            algorithm=st.sampled_from([None, *Algorithm]),
-            protocol=st.sampled_from([None, *Protocol]),
-            num_channels=st.sampled_from([None, 1, 64]),
-            interference=st.sampled_from([None, 0.0, 2.0]),
-            skew_us=st.sampled_from([None, 0.0, 1e5]),
-        ),
-        max_size=12,
-    )
-)
-@settings(deadline=None, max_examples=100)
-def test_history_is_finite(calls: list[Call]) -> None:
-    window, values = history_arrays(calls)
-    assert np.isfinite(window).all()
-    assert np.isfinite(values).all()

@@ -6,11 +6,8 @@ from dynamiccl.datasets.schema import (
     MEASUREMENTS,
     META_SCHEMA,
     META_VERSION,
-    PARTITION_COLUMNS,
-    REQUESTED_COLUMNS,
     SCHEMA_VERSION,
     SCHEMAS,
-    TASK_COLUMNS,
 )
 from dynamiccl.datasets.store import check_schema
 from dynamiccl.errors import SchemaMismatch
@@ -29,16 +26,6 @@ def test_names_units_and_meanings_travel_in_the_file(name: str) -> None:
     shared = [field for field in schema if field.name in MEASUREMENTS.names]
     assert len(shared) >= 6
     assert all(MEASUREMENTS.field(field.name).type == field.type for field in shared)
-
-
-def test_keys_are_columns() -> None:
-    assert set(MEASUREMENTS.names) >= {*TASK_COLUMNS, *REQUESTED_COLUMNS, *PARTITION_COLUMNS}
-
-
-def test_own_schema_passes_with_and_without_partition_columns() -> None:
-    check_schema(MEASUREMENTS, MEASUREMENTS, where="a.parquet")
-    bare = pa.schema([f for f in MEASUREMENTS if f.name not in PARTITION_COLUMNS])
-    check_schema(bare.with_metadata(MEASUREMENTS.metadata), MEASUREMENTS, where="a.parquet")
 
 
 def without(name: str) -> pa.Schema:

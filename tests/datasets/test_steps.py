@@ -49,14 +49,6 @@ def test_a_step_sees_the_calls_before_it(own_windows: bool) -> None:
     np.testing.assert_array_equal(task, steps.task[episode])
 
 
-def test_observing_leaves_the_tasks_as_they_are() -> None:
-    steps = make_steps()
-    before = steps.tasks.context.copy()
-    rows = np.arange(len(steps))
-    steps.observe(rows, steps.episode_of(rows))
-    np.testing.assert_array_equal(steps.tasks.context, before)
-
-
 def test_a_change_and_congestion_cost_what_is_asked() -> None:
     steps = make_steps(lengths=(4, 2))
     calls = replace(steps.calls, interference=np.array([-1.0, 0.5, 0.0, 2.0, 0.0, 0.5]))
@@ -84,11 +76,3 @@ def test_a_held_action_is_rewarded_by_the_mean_of_its_calls(most: int) -> None:
             rewards.append(steps.reward[later])
         assert found == pytest.approx(np.mean(rewards), rel=1e-6)
     np.testing.assert_array_equal(held.action, steps.action)
-
-
-def test_a_change_that_costs_once_is_spread_over_what_follows_it() -> None:
-    steps = make_steps(lengths=(6,))
-    action = np.array([0, 0, 1, 1, 1, 1])
-    reward = np.array([-1.5, -1.5, -2.2, -1.2, -1.2, -1.2], dtype=np.float32)
-    held = replace(steps, action=action, reward=reward).held(4)
-    np.testing.assert_allclose(held.reward, [-1.5, -1.5, -1.45, -1.2, -1.2, -1.2], rtol=1e-6)

@@ -325,17 +325,12 @@ def test_without_rows_beside_products_a_price_of_a_channel_bounds_what_compute_g
     assert any("0 to 0.5 % a channel" in note for note in found.told["notes"])
 
 
-def test_a_price_says_what_rows_beside_products_do_not_and_nothing_without_channels() -> None:
-    """Rows of NCCL's own 16 channels alone leave four to the price, of both; else it is unused."""
+def test_a_price_says_nothing_beside_rows_of_products_as_in_tables_or_without_channels() -> None:
     lone = beside({16: 0.12})
-    measured = pl.concat([few_channels(), lone])
-    found = against(exposed_job(0.0), measured, few_channels_policy, sm_price=0.005)
-    plain = against(exposed_job(0.0), few_channels(), few_channels_policy, sm_price=0.005)
-    assert arm_of(found).given_back == arm_of(plain).given_back
-    assert found.told["kinds"][0]["lost_by"] == "sm_price"
-    own = against(exposed_job(0.0), measured, lambda *_: ABSTAIN_ACTION, sm_price=0.005)
-    assert own.told["kinds"][0]["lost_by"] == "matmul"
-    for rows in (sweep(99.0), pl.concat([sweep(99.0), lone])):
+    own = pl.concat([few_channels(), lone])
+    found = against(exposed_job(0.0), own, lambda *_: ABSTAIN_ACTION, sm_price=0.005)
+    assert found.told["kinds"][0]["lost_by"] == "matmul"
+    for rows in (own, sweep(99.0), pl.concat([sweep(99.0), lone])):
         found = against(exposed_job(0.0), rows, few_channels_policy, sm_price=0.005)
         assert arm_of(found).given_back is None
         notes = " ".join(found.told["notes"])

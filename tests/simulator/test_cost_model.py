@@ -24,8 +24,6 @@ from dynamiccl.nccl import (
 from dynamiccl.simulator.cost_model import CostModel, Pair
 from dynamiccl.simulator.machine import (
     RELEASES,
-    Basis,
-    Generation,
     Machine,
     Pattern,
     find_machine,
@@ -215,12 +213,6 @@ def test_a_release_has_lines_of_its_own(
     assert latency is None or line.latency_us == pytest.approx(latency)
 
 
-def test_nvls_needs_three_ranks_of_a_node_until_2_28_7() -> None:
-    cells = {v: model_of("h100-ib", v).cells(Group(1, 2), AR) for v in (V27, V28)}
-    assert (NVLS, SIMPLE) not in cells[V27]
-    assert (NVLS, SIMPLE) in cells[V28]
-
-
 def test_channels_reach_twice_the_search_and_what_the_environment_asks_for() -> None:
     group = Group(1, 8)
     assert model_of("b300", V29).max_channels(group, RING) == 32
@@ -232,12 +224,6 @@ def test_channels_reach_twice_the_search_and_what_the_environment_asks_for() -> 
     # 8 rings of 48 GB/s on two nodes are twice 8, and fast; 2 of 24 are not.
     h100 = model_of("h100-ib", V27)
     assert [h100.max_channels(Group(2, n), RING) for n in (1, 2, 4, 8)] == [4, 8, 16, 16]
-
-
-def test_ring_only_build_has_rings_only() -> None:
-    model = model_of("gb10-roce-ring", V30)
-    for collective in (AR, AG, BC):
-        assert {a for a, _ in model.cells(Group(4, 1), collective)} == {RING}
 
 
 def test_channels_may_be_one_more_than_asked_where_cells_do_not_divide_evenly() -> None:
@@ -256,16 +242,6 @@ def test_unread_release_is_refused_with_the_choices() -> None:
         release_of(NcclVersion(2, 31, 0))
     assert release_of(NcclVersion(2, 28, 8)).version == NcclVersion(2, 28, 7)
     assert [release.version for release in RELEASES] == sorted(r.version for r in RELEASES)
-
-
-def test_generations_follow_the_compute_capability() -> None:
-    found = [Generation.of(c) for c in (7.0, 8.0, 8.9, 9.0, 10.3, 12.1)]
-    assert [g.name for g in found] == ["Volta", *["Ampere"] * 2, "Hopper", *["Blackwell"] * 2]
-
-
-def test_one_rank_decides_nothing() -> None:
-    with pytest.raises(ValueError, match="one rank"):
-        model_of("b300", V29).cost_table(Call(Group(1, 1), AR, MIB))
 
 
 SHAPES = [
@@ -340,16 +316,6 @@ def test_every_shipped_machine_says_where_it_is_from_and_can_decide() -> None:
 def parts_of(machine: Machine, group: Group) -> list[object]:
     graph = machine.graph(group)
     return [graph.ring, graph.tree, graph.nvls]
-
-
-def test_what_was_fitted_or_guessed_is_marked() -> None:
-    basis = {
-        name: {search.basis for search in find_machine(name).searches} for name in machine_names()
-    }
-    assert basis["h100-ib"] == {Basis.DERIVED, Basis.FITTED}
-    assert basis["gb10-roce-ring"] == {Basis.READ, Basis.ASSUMED}
-    assert basis["rtx5090-sockets"] == {Basis.READ}
-    assert basis["a100-nvswitch"] == {Basis.DERIVED}
 
 
 def test_description_is_read_from_a_file(tmp_path: Path) -> None:
