@@ -118,7 +118,7 @@ def worth(belief: Belief, probes: Probes, places: Ints, noise: float) -> Floats:
     log2_sizes, shape = np.array(probes.prior.grid.log2_sizes), (len(places), *probes.can.shape)
     size, action = np.divmod(places, shape[2])
     variance = np.square(belief.spread / belief.stretch).ravel()
-    moves = belief.covariance(places) / np.sqrt(variance[places] + 2.0 * noise)[:, None]
+    moves = _covariance(belief, places) / np.sqrt(variance[places] + 2.0 * noise)[:, None]
     left = np.sqrt(np.maximum(variance - np.square(moves), 0.0))
     moves, left = moves.reshape(shape), belief.stretch * left.reshape(shape)
     below, above = sides((log2_sizes[size] - log2_sizes[:, None]).T[..., None])
@@ -138,6 +138,15 @@ def worth(belief: Belief, probes: Probes, places: Ints, noise: float) -> Floats:
         expected = np.maximum(gain, 0.0).max(axis=2).sum(axis=1)
         found += weight / math.sqrt(2.0 * math.pi) * (sure + _OF_EXPECTED * expected)
     return found
+
+
+def _covariance(belief: Belief, places: Ints) -> Floats:
+    """(C, N) covariances of some places' gains with all, before the stretch."""
+    found = belief._moves[:, places].T @ belief._moves
+    default, columns = belief._default, np.arange(len(belief._default))
+    found += belief._left[default[places], None] * (default[places, None] == default)
+    found += belief._left[places, None] * (places[:, None] == columns)
+    return np.asarray(found)
 
 
 @dataclass(frozen=True, slots=True)
