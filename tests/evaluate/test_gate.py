@@ -36,8 +36,6 @@ from dynamiccl.evaluate.evidence import (
     shrunk,
 )
 from dynamiccl.evaluate.gate import RUNS, Gated, pass_gate, plan_gate, read_gated
-from dynamiccl.evaluate.page import say
-from dynamiccl.evaluate.report import make_report
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.table import DecisionTable
@@ -236,18 +234,6 @@ def test_the_page_begins_with_what_may_act_and_shows_every_bin(gated_dir: Path) 
     assert not re.search(r"<script|<link|src=|href=|url\(", page)
 
 
-@pytest.mark.parametrize(
-    ("policy", "said"),
-    [
-        (always_ring(), "Nothing passed the gate: NCCL's own"),
-        (AlwaysRing([]), "The policy leaves every size to NCCL: there was nothing to judge"),
-    ],
-)
-def test_a_gate_that_lets_nothing_through_says_so(policy: Any, said: str) -> None:
-    found = pass_gate(policy, frame(*runs(0.0))).to_show()
-    assert say("gate", "headline", found).startswith(said)
-
-
 def test_gate_is_read_back_with_every_bin_and_damage_is_refused(
     trained: Trained, gated_dir: Path, tmp_path: Path
 ) -> None:
@@ -265,29 +251,6 @@ def test_gate_is_read_back_with_every_bin_and_damage_is_refused(
     Manifest.read_unchecked(copy).write(copy)
     with pytest.raises(CorruptFile, match="not what a gate writes"):
         read_gated(copy)
-
-
-@pytest.mark.usefixtures("drawn")
-def test_report_scores_a_gated_policy_as_its_tables_act(
-    trained: Trained, gated_dir: Path, tmp_path: Path
-) -> None:
-    policies = [("free", trained.policy), ("gated", gated_dir)]
-    report = make_report(trained.data, policies, tmp_path)
-    rows = pl.read_parquet(report.results)
-    (support,) = Manifest.read(gated_dir).supports
-    passed = {
-        (collective, size)
-        for collective, actions in (support.gated or {}).items()
-        for bins in actions.values()
-        for size in bins
-    }
-    chosen = rows.filter(pl.col("chosen_config") != ABSTAIN.key)
-    free, gated = (
-        set(chosen.filter(policy=name).select("collective", "bin").rows())
-        for name in ("free", "gated")
-    )
-    assert gated == free & passed
-    assert gated < free
 
 
 def test_tasks_where_nothing_was_gated_abstain(gated_dir: Path) -> None:

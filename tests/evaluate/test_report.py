@@ -164,25 +164,6 @@ def test_page_names_the_run_and_is_kept_there(trained: Trained, report: Path) ->
     assert (kept / "summary.json").read_bytes() == (report / "summary.json").read_bytes()
 
 
-def test_a_terminal_has_a_line_a_policy(trained: Trained, shell: Shell, tmp_path: Path) -> None:
-    name = "gaussian-process-seed12"
-    policy = ("--policy", f"{name}={trained.policy}", "--out", "b")
-    lines = shell(*_command(trained), *policy).out.splitlines()
-    assert not (trained.run_directory / "report").exists()
-    found = json.loads((tmp_path / "b" / "summary.json").read_text())
-    assert lines[-2:] == [found["page"], found["results"]]
-    (left_out,) = [line for line in lines if line.startswith("rows in no task: ")]
-    counts = [f"{count} {reason}" for reason, count in found["rows_left_out"].items()]
-    assert left_out.removeprefix("rows in no task: ") == ", ".join(counts)
-    for system in found["systems"].values():
-        assert f"  {name}: {system['sentences'][name]}" in lines
-        assert f"  {system['verdicts'][0]}" in lines
-        for policy_name, each in system["policies"].items():
-            (line,) = [line for line in lines if line.startswith(f"  {policy_name}  ")]
-            assert f"{100 * each['gain_crossfit'] + 0.0:.1f} (" in line
-            assert len(line) <= 100
-
-
 def test_policies_have_the_name_that_is_given_or_that_of_their_run_or_recipe(
     trained: Trained,
 ) -> None:

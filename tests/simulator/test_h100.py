@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Protocol
 from dynamiccl.simulator.h100 import (
     BUFFER_BYTES,
     NIC_GBYTES_PER_S,
@@ -23,7 +23,7 @@ from dynamiccl.simulator.h100 import (
 )
 from dynamiccl.simulator.noise import Noise
 from dynamiccl.simulator.physics import largest_chunk_bytes
-from dynamiccl.simulator.system import Call, Group, Surroundings
+from dynamiccl.simulator.system import Call, Group
 from tests.published import folder
 
 HERE = Path(__file__).parents[2] / "dynamiccl" / "simulator"
@@ -70,13 +70,8 @@ NVLS_TREE_GBYTES_PER_S, GATHER_GBYTES_PER_S = 160.0, 8 * 36.7 * 32 / 31
     ("per_gpu", "factor"),
     [
         (64, 1.0),  # below the fitted sizes the source holds 1.0
-        (16 << 10, 0.1),
-        (32 << 10, 0.1),
-        (64 << 10, 0.15),
         (256 << 10, 0.41),
-        (MIB, 0.72),
         (2**20.5, 0.80),  # half-way to 2 MiB (0.88) in the logarithm
-        (4 * MIB, 1.0),
         (1 << 30, 1.0),
     ],
 )
@@ -88,7 +83,7 @@ def test_nvls_tree_reaches_its_bandwidth_late(per_gpu: float, factor: float) -> 
 
 @pytest.mark.parametrize(
     ("per_gpu", "factor"),
-    [(1, 0.01), (64, 0.01), (4 << 10, 0.25), (MIB, 0.68), (32 * MIB, 0.87), (1 << 30, 1.0)],
+    [(1, 0.01), (4 << 10, 0.25), (32 * MIB, 0.87)],
 )
 def test_ring_over_all_gpus_of_a_node_is_slower_than_nccl_thinks(
     per_gpu: int, factor: float
@@ -98,14 +93,6 @@ def test_ring_over_all_gpus_of_a_node_is_slower_than_nccl_thinks(
     assert true_us(Call(FOUR, AG, size), RING_LL128) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("size", [64, 1 << 34])
-def test_congestion_stretches_the_transfer_and_not_the_latency(size: int) -> None:
-    parts = SYSTEM.parts(all_reduce(size), Config(*TREE_LL128))
-    assert parts.fixed_us == pytest.approx(65.5)
-    loud = parts.time_us(Surroundings(inter=3.0))
-    assert loud - 65.5 == pytest.approx((true_us(all_reduce(size), TREE_LL128) - 65.5) * 3.0)
-
-
 # --- One node ---
 
 
@@ -113,10 +100,8 @@ def test_congestion_stretches_the_transfer_and_not_the_latency(size: int) -> Non
 @pytest.mark.parametrize(
     ("collective", "ranks", "algbw", "latency"),
     [
-        (AG, 2, 537.0, 8.0),
         (AG, 3, 485.5, 12.5),
         (RS, 8, 394.0, 30.0),
-        (AR, 2, 324.0, 10.0),
         (AR, 4, 236.0, 15.0),
         (AR, 8, 267.0, 31.0),
     ],
@@ -151,16 +136,6 @@ def test_default_decides_by_what_nccl_believes_and_not_by_what_is_true() -> None
     assert NCCL.resolve(all_reduce(32 * MIB), ABSTAIN).algorithm is NVLS_TREE
 
 
-def test_tables_hold_27_groups_and_5_collectives() -> None:
-    groups = SYSTEM.groups()
-    assert len(groups) == 27
-    assert groups[:8] == [*(Group(1, ranks) for ranks in range(2, 9)), Group(2, 1)]
-    tuned = {"AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce"}
-    assert {c.wire for c in SYSTEM.collectives()} == tuned
-    assert SYSTEM.cells(NODE, AR) == [*TREES, *RINGS, NVLS_SIMPLE]
-    assert SYSTEM.cells(NODE, AG) == [*RINGS, NVLS_SIMPLE]
-
-
 # --- Channels, NICs and chunks ---
 
 CALLS = [
@@ -180,17 +155,12 @@ SIZES = st.integers(64, 1 << 34)
         (all_reduce(MIB, NODE), RING_SIMPLE, 24, 22),
         # 32, 64 or 127 asked at 1 GiB: the communicator's 24, or the 16 of NVLS.
         (all_reduce(GIB, NODE), RING_SIMPLE, 64, 24),
-        (all_reduce(GIB, NODE), NVLS_SIMPLE, 24, 16),
-        (all_reduce(GIB, NODE), TREE_LL128, 4, 4),
         # 64 KiB of AllReduce is 128 KiB of traffic: eight channels of 16 KiB, four times for LL.
         (all_reduce(64 << 10), TREE_LL128, 16, 8),
-        (all_reduce(16 << 10), TREE_LL, 16, 8),
         # One rank's share times the ranks, for a gather.
         (Call(FOUR, AG, 64 << 10), RING_SIMPLE, 16, 4),
-        (all_reduce(64), RING_LL, 16, 1),
         # NVLSTree is spread like a ring (enqueue.cc: only NVLS itself is a CollNet kind).
         (all_reduce(1024), NVLS_TREE_SIMPLE, 12, 1),
-        (all_reduce(GIB), NVLS_TREE_SIMPLE, 12, 12),
     ],
 )
 def test_request_is_a_maximum(call: Call, cell: Cell, asked: int, used: int) -> None:
