@@ -107,21 +107,6 @@ def test_sizes_that_were_not_measured_are_said_with_the_sweep_that_covers_them()
     assert arm_of(found).communication.mean == 0.0
 
 
-def test_the_sentence_names_the_reason_of_most_time_and_the_sweep_nothing_that_is_known() -> None:
-    """Two sizes of 60 us that were not measured, one call of 100 us whose ranks nobody told."""
-    far = [traced(n, 60.0, num_nodes=1, exposed_us=60.0, size_bytes=MIB << n) for n in (6, 8)]
-    untold = traced(2, 100.0, num_ranks=None, exposed_us=100.0)
-    known = traced(3, 10.0, num_nodes=1, exposed_us=10.0)
-    steps = steps_frame(4, 1000.0, communication_us=230.0, exposed_us=230.0, compute_us=770.0)
-    told = against(job(stepped([*far, untold, known]), steps), sweep(100.0)).told
-    assert "22 % of the step" in told["sentence"]
-    assert "(no size within an octave was measured on both sides)" in told["sentence"]
-    again = parse_sweep(told["sweep"], where="test").file
-    assert again.sizes.ladder() == (64 * MIB, 256 * MIB)
-    told = against(job(stepped([untold, known]), steps), sweep(100.0)).told
-    assert (told["verdict"], told["sweep"]) == ("cannot-tell", "")
-
-
 def test_another_minor_version_of_nccl_covers_nothing() -> None:
     told = against(exposed_job(100.0, nccl_version="2.29.7"), sweep()).told
     assert told["verdict"] == "cannot-tell"
