@@ -78,15 +78,11 @@ def scope_of(launch_profile: str) -> str:
 
 def measurements_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     """A missing column takes its neutral value or null; raises KeyError for an unknown one."""
-    columns: dict[str, list[Any]] = {field.name: [] for field in MEASUREMENTS}
-    for row in rows:
+    full = [{**_NEUTRAL, **row} for row in rows]
+    for row in full:
         _check_names(row)
-        full = {**_NEUTRAL, **row}
-        full.setdefault("trial", trial_id(full))
-        for name, values in columns.items():
-            values.append(full.get(name))
-    arrays = [pa.array(columns[field.name], type=field.type) for field in MEASUREMENTS]
-    return pa.Table.from_arrays(arrays, schema=MEASUREMENTS)
+        row.setdefault("trial", trial_id(row))
+    return pa.Table.from_pylist(full, schema=MEASUREMENTS)
 
 
 def columns_table(columns: Mapping[str, pa.Array], num_rows: int) -> pa.Table:

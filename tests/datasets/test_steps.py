@@ -6,26 +6,8 @@ import numpy as np
 import pytest
 
 from dynamiccl.datasets.features import CONTEXT_COLUMN, HISTORY_SLICE
-from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, Call
-from dynamiccl.datasets.steps import Steps
-from dynamiccl.nccl import Algorithm, Protocol
-from tests.calls import history_arrays
+from dynamiccl.datasets.history import WINDOW_LENGTH, history_features
 from tests.steps import make_steps
-
-
-def call_of(steps: Steps, row: int) -> Call:
-    calls = steps.calls
-    algorithm, protocol = int(calls.algorithm[row]), int(calls.protocol[row])
-    interference, skew_us = float(calls.interference[row]), float(calls.skew_us[row])
-    return Call(
-        size_bytes=int(calls.size_bytes[row]),
-        time_us=float(calls.time_us[row]),
-        algorithm=None if algorithm == UNKNOWN else Algorithm(algorithm),
-        protocol=None if protocol == UNKNOWN else Protocol(protocol),
-        num_channels=int(calls.num_channels[row]) or None,
-        interference=None if interference == UNKNOWN else interference,
-        skew_us=None if skew_us == UNKNOWN else skew_us,
-    )
 
 
 @pytest.mark.parametrize("own_windows", [False, True])
@@ -39,7 +21,10 @@ def test_a_step_sees_the_calls_before_it(own_windows: bool) -> None:
         seen = list(range(max(start, int(row) - WINDOW_LENGTH), int(row)))
         if steps.windows is not None:
             seen = [int(each) for each in steps.windows[row] if each >= 0]
-        window, history = history_arrays([call_of(steps, each) for each in seen])
+        index = np.zeros((1, WINDOW_LENGTH), dtype=np.int64)
+        index[0, WINDOW_LENGTH - len(seen) :] = seen
+        valid = np.arange(WINDOW_LENGTH)[None] >= WINDOW_LENGTH - len(seen)
+        (window,), (history,) = history_features(steps.calls.take(index), valid)
         np.testing.assert_array_equal(observations.window[row], window)
         found = observations.context[row, HISTORY_SLICE]
         np.testing.assert_array_equal(found, history)
