@@ -99,20 +99,12 @@ def test_page_begins_with_verdict_and_map_and_folds_the_rest(
     at = [first.index(text) for text in parts]
     assert at == sorted(at)
     assert first.count("<svg") == 1
-    folded = re.findall(r'class="part"><summary>([^<]*)<', rest)
-    assert folded == [f"{SYSTEM}: all figures", "Where the figures come from"]
     low, high = (100 * end for end in summary["policies"]["policy"]["gain_interval"])
     gain = 100 * summary["policies"]["policy"]["gain_crossfit"]
     assert f"<td>{gain:.1f} ({low:.1f} to {high:.1f})</td>" in rest
-    bands = [f"{name} {100 * band:.1f} %" for name, band in summary["noise_bands"].items()]
-    assert f"noise band {', '.join(bands)}" in first
-    manifest = Manifest.read(trained.policy)
     origin = page[page.rindex("Where the figures come from") :]
-    assert f"<td>{manifest.git_commit[:12]}" in origin
+    assert f"<td>{Manifest.read(trained.policy).git_commit[:12]}" in origin
     assert f"hash {content_hash(trained.data)}" in origin
-    for text in (manifest.created, f"{manifest.data_hash[:12]} (these)", "simulator", "2.27.5",
-                 "AllGather, AllReduce", "4 x 8", "3 of 3", "run"):  # fmt: skip
-        assert f"<td>{text}</td>" in origin
 
 
 def test_a_sweep_that_drew_its_configs_tells_what_a_free_choice_is_worth(

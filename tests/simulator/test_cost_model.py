@@ -185,12 +185,10 @@ def test_all_reduce_over_sockets_switches_where_it_was_seen_to(
     ("machine", "version", "group", "cell", "latency", "algbw"),
     [
         # NVLS went from a ratio to an efficiency.
-        ("h100-ib", V27, Group(1, 8), (AR, NVLS, SIMPLE), 25.0, 8 * 40 * 5 / 6),
         ("h100-ib", V28, Group(1, 8), (AR, NVLS, SIMPLE), 25.0, 8 * (80 * 0.85 * 7 / 8) * 8 / 14),
         ("h100-ib", V28, Group(1, 8), (AG, NVLS, SIMPLE), 25.0, 8 * 40 * 0.85 * 7 / 8 * 7 / 8),
         # NVLSTree costs more latency since 2.28.9. Two nodes count the network twice; 48 GB/s x 2
         # is more than Hopper's 57.7 a channel.
-        ("h100-ib", V27, Group(2, 8), (AR, NVLS_TREE, SIMPLE), 25 + 2 * 14, 8 * 40 * 5 / 6),
         ("h100-ib", V28, Group(2, 8), (AR, NVLS_TREE, SIMPLE), 25 + 2 * 20.9, 8 * 57.7 * 16 / 30),
         # 16 channels of 45 GB/s: 0.92 x 720 is beyond 16 x 40 from 2.29.7 on, and 16 x 34.5 before.
         ("b300", NcclVersion(2, 29, 2), Group(1, 8), (AG, RING, LL128), None, 16 * 34.5 * 8 / 7),
