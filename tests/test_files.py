@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.datasets.manifest import Manifest
-from dynamiccl.files import clear_leftovers, replacing
+from dynamiccl.files import clear_leftovers, replacing, toml_names
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame
 
@@ -23,6 +23,12 @@ def test_of_two_writers_each_publishes_its_own_and_one_that_fails_nothing(tmp_pa
         assert first.read_text() == "first"
     assert path.read_text() == "first"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_editor_s_backup_beside_a_file_is_no_name(tmp_path: Path) -> None:
+    for name in ("b.toml", "a.toml", "a.toml~", ".a.toml.swp"):
+        (tmp_path / name).touch()
+    assert toml_names(tmp_path) == ["a", "b"]
 
 
 def test_what_killed_writers_left_is_in_no_manifest_and_goes_after_an_hour(tmp_path: Path) -> None:

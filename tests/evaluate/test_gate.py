@@ -20,12 +20,14 @@ from dynamiccl.collect.plan import make_plan
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.collect.sweep import load_sweep, parse_sweep
 from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.cells import task_grid
 from dynamiccl.datasets.features import COST_TYPES
 from dynamiccl.datasets.manifest import SHAPE_COLUMNS, Manifest, Support, find_supports
 from dynamiccl.datasets.questions import table_supports
+from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UserError
-from dynamiccl.evaluate.baselines import let_through
+from dynamiccl.evaluate.baselines import LearnedPolicy, let_through
 from dynamiccl.evaluate.evidence import (
     MIN_RUNS,
     Cell,
@@ -265,6 +267,17 @@ def test_tasks_where_nothing_was_gated_abstain(gated_dir: Path) -> None:
     assert mask[:, 0].all()
     assert mask[0, int(action)]
     assert not mask[1:, 1:].any()
+
+
+def test_a_report_lets_act_what_passed(gated_dir: Path, trained: Trained) -> None:
+    policy = TorchPolicy.load(gated_dir)
+    catalogue, [support] = policy.manifest.actions(), policy.manifest.supports
+    grid = task_grid(read(trained.data), catalogue, list(Split))
+    chosen = LearnedPolicy(policy, catalogue, "gated").choose(grid)
+    acting = {*grid.tasks.filter(pl.Series(chosen) > 0).select("collective", "bin").rows()}
+    gated = (support.gated or {}).items()
+    passed = {(c, size) for c, actions in gated for bins in actions.values() for size in bins}
+    assert set() < acting <= passed
 
 
 Q: Final = 0.01

@@ -208,6 +208,18 @@ def test_a_release_has_lines_of_its_own(
     assert latency is None or line.latency_us == pytest.approx(latency)
 
 
+def test_nvls_needs_three_ranks_of_a_node_until_2_28_7() -> None:
+    cells = {v: model_of("h100-ib", v).cells(Group(1, 2), AR) for v in (V27, V28)}
+    assert (NVLS, SIMPLE) not in cells[V27]
+    assert (NVLS, SIMPLE) in cells[V28]
+
+
+def test_ring_only_build_has_rings_only() -> None:
+    model = model_of("gb10-roce-ring", V30)
+    for collective in (AR, AG, BC):
+        assert {a for a, _ in model.cells(Group(4, 1), collective)} == {RING}
+
+
 def test_channels_reach_twice_the_search_and_what_the_environment_asks_for() -> None:
     group = Group(1, 8)
     assert model_of("b300", V29).max_channels(group, RING) == 32

@@ -1,6 +1,7 @@
 """The time model: what each term does, and that bandwidth has one peak over NC, NT and C."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -101,10 +102,21 @@ def test_terms_by_hand(
     assert found.between_us == 0.0
 
 
+def test_pat_takes_a_logarithm_of_the_nodes_where_a_ring_takes_all() -> None:
+    nodes = Group(16, 1)
+    pat = route(nodes, Collective.AllGather, Algorithm.PAT)
+    ring = route(nodes, Collective.AllGather, Algorithm.Ring)
+    assert (pat.hops_between, ring.hops_between) == (4, 15)
+    assert pat.wire_between == ring.wire_between
+    assert (pat.wire_inside, ring.wire_inside) == (0.0, 0.0)
+
+
 def test_between_nodes_the_network_is_the_ceiling_and_latency_overlaps() -> None:
     found = times(work(64 * MIB, channels=32, group=Group(2, 8)), PLAIN, LINKS)
     assert found.between_us == pytest.approx(5.0 * found.inside_us)
     assert found.total_us == pytest.approx(found.fixed_us + found.between_us)
+    apart, together = (times(work(MIB), replace(PLAIN, overlap=p), LINKS) for p in (1.0, 4.0))
+    assert together.total_us < apart.total_us
     assert blend(100.0, 100.0, 1.0) == 200.0
     assert 100.0 < blend(100.0, 100.0, 8.0) < 110.0
     assert blend(0.0, 50.0, 3.0) == 50.0
@@ -209,3 +221,19 @@ def test_threads_and_transport_change_the_time_of_a_launch(name: str) -> None:
     assert time_us(Launch(transport=Transport.P2P)) == usual
     by_memory, by_network = (time_us(Launch(transport=t)) for t in (Transport.SHM, Transport.NET))
     assert usual < by_memory < by_network
+
+
+def test_threads_change_rings_alone() -> None:
+    system = find_system("b300-nvlink")
+    call = Call(NODE, AR, 64 * MIB)
+    for cell in ((Algorithm.Tree, Protocol.Simple), (Algorithm.Ring, Protocol.LL128)):
+        config = Config(*cell, 4)
+        assert system.parts(call, config, Launch(64)) == system.parts(call, config)
+
+
+def test_time_grows_with_the_size(system: System) -> None:
+    for group in system.groups():
+        for cell in system.cells(group, AR):
+            config = Config(*cell, 2, 16 * KIB)
+            curve = [system.parts(Call(group, AR, 1 << k), config).quiet_us for k in range(10, 34)]
+            assert all(b > a - 1e-9 for a, b in pairwise(curve)), cell
