@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 from harness import Figures, parallel, student
+from learning_grids import NO_NOISE, train
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
@@ -22,9 +23,7 @@ from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import part_paths, program_record, read, write_part
 from dynamiccl.evaluate import baselines
 from dynamiccl.evaluate.baselines import Actions, LearnedPolicy
-from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
-from dynamiccl.train.recipe import make_recipe
 
 SEEDS: Final = 3
 TIMES: Final = 40
@@ -52,7 +51,6 @@ cycles = {cycles}
 seed = {seed}
 {noise}
 """
-EXACT: Final = "noise_sigma = 0.0\ntail_probability = 0.0\ndrift_sigma = 0.0\n"
 
 
 def narrow_figures(out: Path, seeds: int = SEEDS) -> dict[str, Any]:
@@ -86,10 +84,7 @@ def _simple(folder: Path, seed: int) -> dict[str, dict[str, float]]:
 def _arm(folder: Path, seed: int, arm: str) -> dict[str, float]:
     """Train one recipe on the logs, and judge it."""
     recipe, settings = ARMS[arm]
-    uri = f"sqlite:///{folder / f'{list(ARMS).index(arm)}.db'}"
-    made = make_recipe(recipe, settings)
-    done = fit(folder / "log", made, experiment="narrow", tracking_uri=uri, seed=seed)
-    policy = TorchPolicy.load(Path(done.run_directory) / "policy")
+    policy = TorchPolicy.load(train(folder / "log", recipe, seed, "narrow", settings))
     truth, _, catalogue = _grids(folder)
     return _judged(truth, LearnedPolicy(policy, catalogue, arm).choose(truth))
 
@@ -97,7 +92,7 @@ def _arm(folder: Path, seed: int, arm: str) -> dict[str, float]:
 def _make_logs(folder: Path, seed: int) -> None:
     """The truth, the sweep that the table was made from, and 40 calls of each task."""
     half, four = "steps_per_octave = 2", "factor = 4"
-    for name, sizes, noise in (("truth", half, EXACT), ("first", four, "")):
+    for name, sizes, noise in (("truth", half, NO_NOISE), ("first", four, "")):
         text = SWEEP.format(name=name, sizes=sizes, cycles=1, seed=seed, noise=noise)
         simulate(text, folder / name)
     frame = tuned(read(folder / "truth"))

@@ -5,7 +5,7 @@ A config with an AUTO knob is an action of its own: `Ring` with the protocol lef
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Final, Self
 
 import polars as pl
@@ -32,13 +32,6 @@ class Catalogue:
 
     def __len__(self) -> int:
         return len(self.configs)
-
-    def index(self, config: Config) -> int:
-        """Raises KeyError when the catalogue does not hold the config."""
-        try:
-            return self.configs.index(config)
-        except ValueError as error:
-            raise KeyError(config.key) from error
 
     @classmethod
     def from_frame(cls, frame: pl.DataFrame) -> Self:
@@ -80,10 +73,5 @@ def _values(config: Config) -> tuple[Any, ...]:
     )
 
 
-def _order(config: Config) -> tuple[int, int, int, int]:
-    return (
-        -1 if config.algorithm is None else int(config.algorithm),
-        -1 if config.protocol is None else int(config.protocol),
-        config.num_channels or 0,
-        config.chunk_bytes or 0,
-    )
+def _order(config: Config) -> list[int]:
+    return [-1 if each is None else int(each) for each in astuple(config)]

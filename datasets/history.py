@@ -75,11 +75,6 @@ class CallColumns:
         """The calls at `index`; a slice gives views."""
         return type(self)(*(getattr(self, name)[index] for name in self.__slots__))
 
-    def as_float64(self) -> Self:
-        """Times and skews as `Past` wants them (numpy only)."""
-        times = {name: getattr(self, name).astype(np.float64) for name in ("time_us", "skew_us")}
-        return replace(self, **times)
-
     @classmethod
     def of(cls, calls: Sequence[Call]) -> Self:
         """One row a call."""
@@ -310,7 +305,8 @@ def history_features(
     calls: CallColumns, valid: npt.NDArray[np.bool_], columns: HistoryColumns = HISTORY_COLUMNS
 ) -> tuple[Float32Array, Float32Array]:
     """Windows (N, K, W) and history (N, H) of right-aligned calls; 0 where not `valid` (N, K)."""
-    past = Past(np, calls.as_float64(), valid)
+    times = {name: getattr(calls, name).astype(np.float64) for name in ("time_us", "skew_us")}
+    past = Past(np, replace(calls, **times), valid)
     window = feature_rows(columns.window, past, valid.shape)
     window[~valid] = 0.0
     known = valid[:, -1]

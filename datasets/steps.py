@@ -150,12 +150,6 @@ class Steps:
     #: (N, K) steps that each sees, right-aligned, -1 = padding; None: the K before in its episode.
     windows: Int64Array | None = None
 
-    def __post_init__(self) -> None:
-        if self.starts[0] != 0 or self.starts[-1] != len(self.action):
-            raise ValueError("the episodes do not cover the steps")
-        if (np.diff(self.starts) < 1).any():
-            raise ValueError("an episode has no step")
-
     def __len__(self) -> int:
         return len(self.action)
 

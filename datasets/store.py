@@ -8,13 +8,13 @@ nothing finished. The id is a hash of the content: a part written twice is one f
 
 import hashlib
 import json
-import os
 import platform
 import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +39,7 @@ from dynamiccl.datasets.schema import (
     Status,
 )
 from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, SchemaMismatch, UserError
+from dynamiccl.files import replacing
 from dynamiccl.nccl import Algorithm, Config, Protocol
 
 _SLUG: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,119}")
@@ -77,15 +78,11 @@ def scope_of(launch_profile: str) -> str:
 
 def measurements_table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
     """A missing column takes its neutral value or null; raises KeyError for an unknown one."""
-    columns: dict[str, list[Any]] = {field.name: [] for field in MEASUREMENTS}
-    for row in rows:
+    full = [{**_NEUTRAL, **row} for row in rows]
+    for row in full:
         _check_names(row)
-        full = {**_NEUTRAL, **row}
-        full.setdefault("trial", trial_id(full))
-        for name, values in columns.items():
-            values.append(full.get(name))
-    arrays = [pa.array(columns[field.name], type=field.type) for field in MEASUREMENTS]
-    return pa.Table.from_arrays(arrays, schema=MEASUREMENTS)
+        row.setdefault("trial", trial_id(row))
+    return pa.Table.from_pylist(full, schema=MEASUREMENTS)
 
 
 def columns_table(columns: Mapping[str, pa.Array], num_rows: int) -> pa.Table:
@@ -161,18 +158,12 @@ def write_part(
 
 def _write_atomically(part: pa.Table, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    hidden = folder / f".writing-{os.getpid()}.parquet"
-    try:
-        pq.write_table(part, hidden, compression="zstd")
-        final = folder / _part_name(hidden.read_bytes())
-        with hidden.open("rb") as file:
-            os.fsync(file.fileno())
-        hidden.replace(final)
-    except BaseException:
-        # On a full disk, free the space.
-        hidden.unlink(missing_ok=True)
-        raise
-    return final
+    content = BytesIO()
+    pq.write_table(part, content, compression="zstd")
+    path = folder / _part_name(content.getvalue())
+    with replacing(path, is_synced=True) as hidden:
+        hidden.write_bytes(content.getbuffer())
+    return path
 
 
 def _part_name(content: bytes) -> str:

@@ -253,14 +253,6 @@ class Belief:
         off = (moved + own[:, self._default] - own).reshape(count, *self._shape)
         return np.asarray(self.gain + self.stretch * off)
 
-    def covariance(self, places: Ints) -> Floats:
-        """(C, N) covariances of some places' gains with all, before the stretch."""
-        found = self._moves[:, places].T @ self._moves
-        default, columns = self._default, np.arange(len(self._default))
-        found += self._left[default[places], None] * (default[places, None] == default)
-        found += self._left[places, None] * (places[:, None] == columns)
-        return np.asarray(found)
-
     @property
     def may_act(self) -> Bools:
         """(S, A) where a config acts as soon as its gain is sure."""

@@ -47,8 +47,7 @@ from itertools import chain
 from typing import Final, Self
 
 from dynamiccl.errors import CorruptFile, InvalidSweep
-from dynamiccl.nccl import ABSTAIN, Collective, Config, invalid_reason
-from dynamiccl.sizes import MAX_SIZE_BITS
+from dynamiccl.nccl import ABSTAIN, Collective, Config
 
 SCHEDULE_MAGIC: Final = b"DCSCHED\0"
 SCHEDULE_VERSION: Final = 1
@@ -231,43 +230,21 @@ def config_columns(config: Config) -> tuple[int, int, int, int, int]:
 
 
 def _problems(schedule: Schedule) -> Iterator[str]:
-    sizes = (*schedule.sizes, *(size for size, _ in schedule.warmup))
-    bounds = (
-        ("num_ranks", schedule.num_ranks, 1, _INT32_MAX),
-        ("num_nodes", schedule.num_nodes, 1, max(1, schedule.num_ranks)),
-        ("halves", schedule.halves, 1, 2),
-        ("calls_per_half", schedule.calls_per_half, 1, MAX_CALLS),
-        ("the number of warm-up runs", len(schedule.warmup), 0, MAX_WARMUP_RUNS),
-        ("the number of sizes", len(schedule.sizes), 1, MAX_SIZES),
-        ("the number of cycles", len(schedule.cycles), 1, MAX_BLOCKS),
-        *(("the calls of a warm-up run", calls, 1, MAX_CALLS) for _, calls in schedule.warmup),
-        *(("a size in bytes", size, 1, (1 << MAX_SIZE_BITS) - 1) for size in sizes),
-    )
-    for name, value, low, high in bounds:
-        if not low <= value <= high:
-            yield f"a schedule with {name} {value} cannot be played; choose from {low} to {high}"
-    if not schedule.collective.tunable:
-        tuned = ", ".join(one.wire for one in Collective if one.tunable)
-        yield f"NCCL asks no tuner about {schedule.collective.wire}; choose from {tuned}"
-    yield from _cycle_problems(schedule)
-
-
-def _cycle_problems(schedule: Schedule) -> Iterator[str]:
-    num_sizes, configs = len(schedule.sizes), set(chain.from_iterable(schedule.cycles))
-    for number, cycle in enumerate(schedule.cycles):
-        if len(cycle) != num_sizes:
+    """What a sweep file may ask for and the plugin refuses; its grid has only valid configs."""
+    if any(len(cycle) != len(schedule.sizes) for cycle in schedule.cycles):
+        yield "give each cycle of a schedule one config for each size, ABSTAIN for NCCL's own"
+    configs = set(chain.from_iterable(schedule.cycles))
+    chunk_bytes = max((config.chunk_bytes or 0 for config in configs), default=0)
+    if chunk_bytes > _INT32_MAX:
+        yield f"a chunk of {chunk_bytes} bytes is outside 1..{_INT32_MAX}: take it out"
+    for what, count, most in (
+        ("calls of half a block", schedule.calls_per_half, MAX_CALLS),
+        ("sizes", len(schedule.sizes), MAX_SIZES),
+        ("blocks", schedule.num_blocks, MAX_BLOCKS),
+        ("distinct configs", len(configs), MAX_CONFIGS),
+    ):
+        if not 1 <= count <= most:
             yield (
-                f"cycle {number} of a schedule has {len(cycle)} configs for {num_sizes} sizes; "
-                "give each cycle one config for each size, ABSTAIN where NCCL is to choose"
+                f"a schedule of {count} {what} cannot be played; spread them over launches of 1 to "
+                f"{most} {what}"
             )
-    blocks = ("blocks", schedule.num_blocks, MAX_BLOCKS)
-    for what, count, most in (blocks, ("distinct configs", len(configs), MAX_CONFIGS)):
-        if count > most:
-            fix = f"spread them over launches of at most {most} {what}"
-            yield f"a schedule of {count} {what} cannot be played; {fix}"
-    for config in sorted(configs, key=lambda one: one.key):
-        reason = invalid_reason(config, schedule.collective, num_nodes=schedule.num_nodes)
-        if config.chunk_bytes is not None and not 1 <= config.chunk_bytes <= _INT32_MAX:
-            reason = f"a chunk of {config.chunk_bytes} bytes is outside 1..{_INT32_MAX}"
-        if reason is not None:
-            yield f"config {config.key} cannot be played: {reason}; take it out"

@@ -95,11 +95,9 @@ class LearnedPolicy(Policy):
     def __init__(self, policy: TorchPolicy, catalogue: Catalogue, name: str) -> None:
         self.name = name
         self._policy = policy
-        held = set(catalogue.configs)
+        held = {config: action for action, config in enumerate(catalogue.configs)}
         own = policy.manifest.actions().configs
-        self._to_data = np.array(
-            [catalogue.index(config) if config in held else -1 for config in own], dtype=np.int64
-        )
+        self._to_data = np.array([held.get(config, -1) for config in own])
 
     def choose(self, grid: TaskGrid) -> Actions:
         """See Policy."""

@@ -83,7 +83,7 @@ class Arm(NamedTuple):
     """A way to choose configs, and the share of time that it saves."""
 
     #: As `Job.kinds`, with `better_config` (None: not known, for a `reason`), the `channels` asked
-    #: for, `gain` of the calls' own time, and `lost_by`, a key of `Gains.lost` (None: not known).
+    #: for, `gain` of the calls' own time, and `lost_by` (None: not known).
     kinds: list[dict[str, Any]]
     communication: Estimate
     #: None: the trace has no steps.
@@ -211,10 +211,9 @@ def _arm(job: Job, told: Sequence[Gains | str], default_us: Floats, choose: Choo
         drawn = gains.draws[:, action]
         in_job = drawn + off[k] * apart * (drawn != 0.0)
         shares[0, k], shares[1:, k] = -np.expm1(-drawn).mean(), -np.expm1(-in_job)
-        for told_by, lost in gains.lost.items():
-            if kind["lost_by"] is None and not np.isnan(lost[:, [0, action]]).any():
-                kind["lost_by"] = told_by
-                given[:, k] = _given(shares[:, k], lost, action)
+        if gains.lost is not None and not np.isnan(gains.lost[:, [0, action]]).any():
+            kind["lost_by"] = gains.lost_by
+            given[:, k] = _given(shares[:, k], gains.lost, action)
         gain = Estimate.of(float(shares[0, k]), shares[1:, k], shares[1:, k])
         kind["gain"] = gain._asdict()
     saved = _saved(job, shares, given, surely)

@@ -217,8 +217,9 @@ class Gains:
     best: int
     default_us: float
     #: (E, A) share of its speed that each kind of compute loses during a call; NaN where not known.
-    #: By ROWS beside products near this size, which count first; by PRICE.
-    lost: dict[str, Floats]
+    lost: Floats | None
+    #: What tells it, as in tables: ROWS beside products near this size, else PRICE.
+    lost_by: str
 
 
 class Measured:
@@ -323,11 +324,12 @@ class Measured:
                 # Constant beyond the sweep's sizes.
                 default_us = float(np.exp(np.interp(np.log(size), *lines)))
                 losses = near(self._losses.get((collective, nodes, nodes * per_node), {}), index)
-                lost = {ROWS: losses_at(losses, configs)[0]} if losses else {}
-                if self.sm_price and self._grid.channels is not None:
+                lost, told_by = (losses_at(losses, configs)[0], ROWS) if losses else (None, "")
+                if not losses and self.sm_price and self._grid.channels is not None:
                     row = rows[np.abs(lines[0] - np.log(size)).argmin()]
-                    lost[PRICE], _ = priced(self._grid.channels[row, actions], self.sm_price)
-                found.append(Gains(configs, draws[:, number], best, default_us, lost))
+                    lost, _ = priced(self._grid.channels[row, actions], self.sm_price)
+                    told_by = PRICE
+                found.append(Gains(configs, draws[:, number], best, default_us, lost, told_by))
         return found
 
     def _believe(self, table: _Table, grid: Grid, left_out: Sequence[int] = ()) -> Belief:

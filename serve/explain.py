@@ -132,7 +132,7 @@ def channels_of(
 ) -> dict[str, int | None]:
     """`channels` of an answer, `own_channels` of NCCL's choice; None: not read back."""
     [used] = read_back_channels(artifact.manifest, support, collective, [index])
-    action = artifact.manifest.actions().index(config or ABSTAIN)
+    action = artifact.manifest.actions().configs.index(config or ABSTAIN)
     return {"channels": count_of(used[action]), "own_channels": count_of(used[0])}
 
 

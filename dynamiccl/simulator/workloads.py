@@ -128,7 +128,7 @@ def phi_2(shape: Group) -> Workload:
 def llama_3(shape: Group) -> Workload:
     """AutoCCL's Llama-3.1-8B, same source: AllGather 857 MB, AllReduce 1,710 MB in groups of 4.
 
-    Of AllGather 128 MB x 6,240 and ReduceScatter x 4,128 in groups of 8 a 32nd is called.
+    Of AllGather 128 MB x 6,240 and ReduceScatter x 4,128 in groups of 8, twice Phi-2's, a 32nd is.
     """
     made = _autoccl("llama-3", shape, 128 * 10**6, 1_710 * 10**6)
     gather = WorkCall(_across(shape), _AG, 857 * 10**6, 1_000.0, beside_us=5_000.0)

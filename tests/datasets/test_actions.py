@@ -1,14 +1,11 @@
 import json
 from random import Random
 
-import polars as pl
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.store import config_of
-from dynamiccl.errors import DataError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from tests.rows import default, forced, frame
 
@@ -40,14 +37,6 @@ def test_auto_is_never_merged_with_what_it_resolved_to_and_the_default_is_action
     assert (own, unknown) == (ABSTAIN_ACTION, None)
 
 
-def test_config_outside_the_catalogue_has_no_action() -> None:
-    catalogue = Catalogue.from_frame(frame(forced("Ring")))
-    assert catalogue.actions(frame(forced("Tree"))).to_list() == [None]
-    assert catalogue.actions(frame()).dtype == pl.Int64()
-    with pytest.raises(KeyError, match="Tree/LL"):
-        catalogue.index(Config(Algorithm.Tree, Protocol.LL))
-
-
 @given(configs=st.sets(CONFIGS, max_size=12), shuffle=st.randoms(use_true_random=False))
 @settings(deadline=None, max_examples=50)
 def test_every_config_has_its_own_action_in_any_order_of_rows(
@@ -71,11 +60,3 @@ def test_every_config_has_its_own_action_in_any_order_of_rows(
     placed = dict(zip(catalogue.actions(made), made.iter_rows(named=True), strict=True))
     assert sorted(placed) == list(range(len(catalogue)))
     assert all(config_of(placed[i]) == catalogue.configs[i] for i in placed)
-
-
-@pytest.mark.parametrize(
-    "configs", [(), (Config(Algorithm.Ring),), (ABSTAIN, *(Config(None, Protocol.LL),) * 2)]
-)
-def test_catalogue_begins_with_abstain_and_repeats_nothing(configs: tuple[Config, ...]) -> None:
-    with pytest.raises(DataError, match="a catalogue must"):
-        Catalogue(configs)

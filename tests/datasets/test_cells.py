@@ -4,19 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from dynamiccl.datasets.cells import (
-    cell_times,
-    comparable,
-    independent,
-    is_unwell,
-    left_out,
-    noise_bands,
-    pair_spread,
-    usable,
-)
+from dynamiccl.datasets import cells
 from tests.rows import default, forced, frame
 
 WELL: tuple[dict[str, Any], ...] = ({}, {"throttled": False, "ecc_errors": 0})
@@ -49,7 +38,7 @@ def ring(time_us: float, **columns: Any) -> dict[str, Any]:
 def test_time_of_a_cell_is_the_median_of_independent_repeats(
     rows: list[dict[str, Any]], time_us: float, count: int
 ) -> None:
-    [cell] = cell_times(frame(*rows)).to_dicts()
+    [cell] = cells.cell_times(frame(*rows)).to_dicts()
     assert (cell["time_us"], cell["repeats"]) == (time_us, count)
 
 
@@ -68,46 +57,31 @@ def test_time_of_a_cell_is_the_median_of_independent_repeats(
     ],
 )
 def test_other_task_or_request_is_another_cell(change: dict[str, object]) -> None:
-    assert cell_times(frame(ring(1.0), ring(2.0, **change))).height == 2
+    assert cells.cell_times(frame(ring(1.0), ring(2.0, **change))).height == 2
 
 
 def test_rows_that_failed_or_whose_gpus_were_unwell_are_not_usable() -> None:
     statuses = ("failed", "infeasible", "timed_out", "wrong_values")
     failed = [default(None), default(0.0), *(default(1.0, status=each) for each in statuses)]
-    assert usable(frame(*failed)).is_empty()
-    assert cell_times(frame(*failed)).is_empty()
-    assert noise_bands(frame(*failed)).is_empty()
+    assert cells.usable(frame(*failed)).is_empty()
+    assert cells.cell_times(frame(*failed)).is_empty()
+    assert cells.noise_bands(frame(*failed)).is_empty()
     rows = [default(float(i), **flags) for i, flags in enumerate((*WELL, *UNWELL), start=1)]
-    assert usable(frame(*rows))["time_us"].to_list() == [1.0, 2.0]
-    assert [is_unwell(row) for row in rows] == [False] * 2 + [True] * 3
+    assert cells.usable(frame(*rows))["time_us"].to_list() == [1.0, 2.0]
+    assert [cells.is_unwell(row) for row in rows] == [False] * 2 + [True] * 3
     # One without a time was not left out for it.
     rows.append(default(None, throttled=True))
-    assert left_out(frame(*rows)) == {"throttled": 2, "ecc_errors": 2}
+    assert cells.left_out(frame(*rows)) == {"throttled": 2, "ecc_errors": 2}
 
 
 def test_spread_is_the_median_over_all_pairs() -> None:
-    assert pair_spread([5.0]) is pair_spread([]) is None
+    assert cells.pair_spread([5.0]) is cells.pair_spread([]) is None
     # Pairs 1.1, 1.2, 1.2/1.1: their median is 1.1.
-    assert pair_spread([120.0, 100.0, 110.0]) == pytest.approx(0.1)
+    assert cells.pair_spread([120.0, 100.0, 110.0]) == pytest.approx(0.1)
     # Of very many, that of their distribution: the median of |x - y| of two normal draws is
     # 0.6745 * sqrt(2) standard deviations.
     many = np.exp(np.random.default_rng(0).normal(0.0, 0.02, size=20_000))
-    assert pair_spread(many.tolist()) == pytest.approx(0.02 * 0.6745 * 2**0.5, rel=0.03)
-
-
-@given(
-    times=st.lists(st.floats(1.0, 1e6), min_size=2, max_size=12),
-    factor=st.floats(1e-3, 1e3),
-    seed=st.integers(0, 99),
-)
-@settings(deadline=None, max_examples=100)
-def test_spread_has_no_unit_and_no_order(times: list[float], factor: float, seed: int) -> None:
-    spread = pair_spread(times)
-    assert spread is not None
-    assert 0.0 <= spread <= max(times) / min(times) - 1.0 + 1e-9
-    scaled = pair_spread([time * factor for time in times])
-    assert scaled == pytest.approx(spread, rel=1e-6, abs=1e-9)
-    assert pair_spread(np.random.default_rng(seed).permutation(times).tolist()) == spread
+    assert cells.pair_spread(many.tolist()) == pytest.approx(0.02 * 0.6745 * 2**0.5, rel=0.03)
 
 
 def test_noise_band_holds_nine_cells_of_ten_and_is_unknown_without_repeats() -> None:
@@ -116,7 +90,7 @@ def test_noise_band_holds_nine_cells_of_ten_and_is_unknown_without_repeats() -> 
         for cell in range(11)
         for row in repeats(100.0, 100.0 + cell, size_bytes=1 << (10 + cell))
     ]
-    [band] = noise_bands(frame(*rows, default(1.0, system="once"))).to_dicts()
+    [band] = cells.noise_bands(frame(*rows, default(1.0, system="once"))).to_dicts()
     assert band["system"] == "box"
     assert band["noise_band"] == pytest.approx(0.09)
 
@@ -127,7 +101,7 @@ def inside(time_us: float | None, **columns: Any) -> dict[str, Any]:
 
 
 def times(*rows: dict[str, Any]) -> list[float]:
-    found: list[float] = comparable(frame(*rows))["time_us"].to_list()
+    found: list[float] = cells.comparable(frame(*rows))["time_us"].to_list()
     return found
 
 
@@ -174,6 +148,6 @@ def test_only_a_usable_untouched_default_of_the_task_displaces_the_other(
 def test_both_defaults_are_measurements_and_their_difference_is_no_noise() -> None:
     rows = [inside(10.0), inside(10.5, repeat=1), default(20.0), default(22.0, repeat=1)]
     for ordered in (rows, rows[::-1]):
-        assert sorted(independent(frame(*ordered))["time_us"]) == [10.0, 10.5, 20.0, 22.0]
-        [band] = noise_bands(frame(*ordered)).to_dicts()
+        assert sorted(cells.independent(frame(*ordered))["time_us"]) == [10.0, 10.5, 20.0, 22.0]
+        [band] = cells.noise_bands(frame(*ordered)).to_dicts()
         assert band["noise_band"] == pytest.approx(0.1)

@@ -9,7 +9,7 @@ import pytest
 
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.features import CONTEXT_COLUMN, HISTORY_SLICE
-from dynamiccl.datasets.history import WINDOW_COLUMN, WINDOW_LENGTH
+from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.steps import training_noise, training_steps
 from dynamiccl.errors import NotEnoughData
@@ -158,27 +158,6 @@ def test_windows_do_not_cross_conditions() -> None:
         assert any(window_times(found.window[index]) <= group for group in sets.values())
 
 
-def test_window_never_holds_more_than_its_length() -> None:
-    rows = [forced("Ring", "LL", 100.0 * 1.01**i, repeat=i) for i in range(30)]
-    found = build([default(50.0), *rows])
-    counts = found.window[~found.is_cold][:, :, VALID].sum(axis=1)
-    assert counts.min() >= 1
-    assert counts.max() <= WINDOW_LENGTH
-    assert len(set(counts.tolist())) > 3
-
-
-def test_rewards_are_times_over_the_default_of_the_run() -> None:
-    rows = grid()
-    found = build(rows)
-    reference = {
-        (row["size_bytes"], row["run"]): row["time_us"] for row in rows if row["is_default"]
-    }
-    expected = [-r["time_us"] / reference[r["size_bytes"], r["run"]] for r in trained(rows)]
-    np.testing.assert_allclose(found.reward[found.is_cold], expected, rtol=1e-6)
-    defaults = [i for i, row in enumerate(trained(rows)) if row["is_default"]]
-    assert found.reward[defaults].tolist() == [-1.0] * len(defaults)
-
-
 def test_mask_allows_what_the_system_ran_and_abstaining() -> None:
     rows = [*grid(1), forced("NVLS", None, 5.0, system="other"), default(9.0, system="other")]
     made = frame(*rows)
@@ -221,7 +200,6 @@ def test_every_row_is_accounted_for() -> None:
     [
         forced("Ring"),
         default(launch_profile="tuned"),
-        default(None),
         default(size_bytes=1 << 21),
         default(interference_kind="congestion"),
     ],
@@ -231,20 +209,3 @@ def test_without_a_quiet_default_at_training_sizes_there_is_nothing_to_train_on(
 ) -> None:
     with pytest.raises(NotEnoughData, match="measure NCCL's default"):
         build([row, {**row, "repeat": 1}])
-
-
-def test_noise_is_of_quiet_training_repeats() -> None:
-    rows = [
-        default(100.0, size_bytes=1 << 20),
-        default(101.0, size_bytes=1 << 20, repeat=1),
-        default(100.0, size_bytes=1 << 21),
-        default(900.0, size_bytes=1 << 21, repeat=1),
-        default(100.0, interference_kind="congestion", size_bytes=1 << 22),
-        default(900.0, interference_kind="congestion", size_bytes=1 << 22, repeat=1),
-    ]
-    [noise] = training_noise(frame(*rows)).to_dicts()
-    assert noise == {
-        "system": "box",
-        "collective": "AllReduce",
-        "noise_band": pytest.approx(0.01),
-    }

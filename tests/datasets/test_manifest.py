@@ -120,18 +120,11 @@ def test_channels_of_an_allgather_that_no_job_asks_for_are_not_known(
 
 
 def test_rows_that_prove_nothing_support_nothing() -> None:
-    assert (
-        supports(
-            default(None),
-            default(status="failed"),
-            default(interference_kind="congestion"),
-            default(collective="AlltoAll"),
-            default(num_nodes=None),
-            default(size_bytes=0),
-            forced(None),
-        )
-        == []
-    )
+    columns: list[dict[str, Any]] = [
+        *({"time_us": None}, {"status": "failed"}, {"interference_kind": "congestion"}),
+        *({"collective": "AlltoAll"}, {"num_nodes": None}, {"size_bytes": 0}),
+    ]
+    assert supports(*(default(**each) for each in columns), forced(None)) == []
 
 
 def test_a_support_is_of_a_shape_profile_and_version_and_knows_what_any_row_knows() -> None:
@@ -209,9 +202,7 @@ def change(policy: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
         ("catalogue", "x", "catalogue"),
         ("catalogue", [{"action": 0}], "its catalogue is not one of configs"),
         ("catalogue", [{**manifest().catalogue[1], "requested_algorithm": "Rign"}], "Rign"),
-        ("supports", [1], "supports"),
         ("supports", [{**asdict(manifest())["supports"][0], "measured": 1}], "measured"),
-        ("abstain_margin", "much", "abstain_margin"),
         *((name, None, f"{name}: Field required") for name in REQUIRED),
     ],
 )
@@ -227,7 +218,7 @@ def test_field_that_is_missing_or_of_another_type_is_corrupt(
         Manifest.read(policy)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"1", b"\xff\xfe", b'"x"', b"null", 7, 70])
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"null", 70])
 def test_what_is_no_json_object_is_corrupt(content: bytes | int, policy: Path) -> None:
     path = policy / MANIFEST_NAME
     if isinstance(content, int):  # cut off there, in per cent

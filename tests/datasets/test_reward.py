@@ -2,8 +2,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dynamiccl.datasets.steps import reward, with_reference
 from tests.rows import default, forced, frame
@@ -42,13 +40,10 @@ def test_the_same_run_comes_before_the_median_of_all(
     [
         {"launch_profile": "tuned"},
         {"interference_kind": "congestion", "interference_level": 1.0},
-        {"status": "wrong_values"},
         {"throttled": True},
-        {"ecc_errors": 1},
         {"system": "other"},
         {"nccl_version": "2.28.9"},
         {"in_place": True},
-        {"datatype": "half"},
         {"num_nodes": 2},
         {"size_bytes": 1 << 30},
         {"is_default": False, "requested_algorithm": "Tree"},
@@ -81,25 +76,6 @@ def test_default_under_our_plugin_is_no_reference() -> None:
     assert reference(forced("Ring"), *rows[1:]) == (None, False)
 
 
-@given(
-    latency=st.floats(0.5, 100.0),
-    power=st.floats(-0.5, 2.0),
-    low=st.integers(1000, 1 << 30),
-    up=st.floats(1.01, 2.0),
-    share=st.floats(0.0, 1.0),
-)
-@settings(deadline=None, max_examples=60)
-def test_interpolation_is_exact_on_a_power_law(
-    latency: float, power: float, low: int, up: float, share: float
-) -> None:
-    high = min(int(low * up) + 2, 2 * low)
-    size = min(max(int(low + share * (high - low)), low + 1), high - 1)
-    training = [default(latency * n**power / low**power, size_bytes=n) for n in (low, high)]
-    found, measured = reference(forced("Ring", size_bytes=size), *training)
-    assert not measured
-    assert found == pytest.approx(latency * size**power / low**power, rel=1e-9)
-
-
 @pytest.mark.parametrize(
     ("sizes", "found"),
     [
@@ -120,10 +96,10 @@ def test_the_nearest_sizes_within_an_octave_on_both_sides_are_near_enough(
     assert told == (None if found is None else pytest.approx(found))
 
 
-@pytest.mark.parametrize("power", range(10, 36))
-def test_an_octave_is_one_at_every_size(power: int) -> None:
-    training = [default(1.0, size_bytes=1 << power - 1), default(4.0, size_bytes=1 << power + 1)]
-    assert reference(forced("Ring", size_bytes=1 << power), *training)[0] == pytest.approx(2.0)
+def test_an_octave_is_one_at_every_size() -> None:
+    for power in (10, 19, 28, 29, 35):
+        ends = [default(1.0, size_bytes=1 << power - 1), default(4.0, size_bytes=1 << power + 1)]
+        assert reference(forced("Ring", size_bytes=1 << power), *ends)[0] == pytest.approx(2.0)
 
 
 def test_rows_and_their_order_stay_and_references_are_of_training_rows_only() -> None:

@@ -134,22 +134,6 @@ def test_only_the_asked_splits_are_scored() -> None:
     assert empty.tasks.height == empty.unscored.height == 0
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"nccl_version": "2.28.9"},
-        {"launch_profile": "tuned"},
-        {"num_nodes": 2},
-        dict.fromkeys(("nccl_version", "gpu", "num_nodes", "datatype")),
-    ],
-)
-def test_conditions_make_tasks_of_their_own_and_simulated_ones_are_marked(
-    change: dict[str, Any],
-) -> None:
-    grid = score(*task(), *task(5.0, source="simulator", **change))
-    assert dict(zip(grid.default_us, grid.tasks["simulated"], strict=True)) == {5.0: 1, 10.0: 0}
-
-
 def test_a_config_without_one_placement_is_not_judged_by_what_placements_differ_by() -> None:
     """In place takes twice as long: Ring lacks it in one run, Tree in all."""
     rows = []

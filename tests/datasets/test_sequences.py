@@ -109,13 +109,3 @@ def test_what_cannot_be_learnt_from_is_counted() -> None:
         calls_frame(call(0, size_bytes=HELD_OUT)), SWEEP, CATALOGUE, ["default"], NOISE
     )
     assert (none, counts["held_out"], counts["steps"]) == (None, 1, 0)
-
-
-def test_a_default_between_sizes_is_interpolated() -> None:
-    near, far = int(SIZE * 2**0.25), int(SIZE * 2**0.5)
-    two = pl.concat([SWEEP, frame(default(400.0, size_bytes=far))])
-    steps, _ = sequence_steps(
-        calls_frame(call(0, size_bytes=near)), two, CATALOGUE, ["default"], NOISE
-    )
-    assert steps is not None
-    assert -1.0 / float(steps.reward[0]) == pytest.approx(200.0 / 100.0, rel=1e-3)

@@ -6,26 +6,8 @@ import numpy as np
 import pytest
 
 from dynamiccl.datasets.features import CONTEXT_COLUMN, HISTORY_SLICE
-from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, Call
-from dynamiccl.datasets.steps import Steps
-from dynamiccl.nccl import Algorithm, Protocol
-from tests.calls import history_arrays
+from dynamiccl.datasets.history import WINDOW_LENGTH, history_features
 from tests.steps import make_steps
-
-
-def call_of(steps: Steps, row: int) -> Call:
-    calls = steps.calls
-    algorithm, protocol = int(calls.algorithm[row]), int(calls.protocol[row])
-    interference, skew_us = float(calls.interference[row]), float(calls.skew_us[row])
-    return Call(
-        size_bytes=int(calls.size_bytes[row]),
-        time_us=float(calls.time_us[row]),
-        algorithm=None if algorithm == UNKNOWN else Algorithm(algorithm),
-        protocol=None if protocol == UNKNOWN else Protocol(protocol),
-        num_channels=int(calls.num_channels[row]) or None,
-        interference=None if interference == UNKNOWN else interference,
-        skew_us=None if skew_us == UNKNOWN else skew_us,
-    )
 
 
 @pytest.mark.parametrize("own_windows", [False, True])
@@ -39,7 +21,10 @@ def test_a_step_sees_the_calls_before_it(own_windows: bool) -> None:
         seen = list(range(max(start, int(row) - WINDOW_LENGTH), int(row)))
         if steps.windows is not None:
             seen = [int(each) for each in steps.windows[row] if each >= 0]
-        window, history = history_arrays([call_of(steps, each) for each in seen])
+        index = np.zeros((1, WINDOW_LENGTH), dtype=np.int64)
+        index[0, WINDOW_LENGTH - len(seen) :] = seen
+        valid = np.arange(WINDOW_LENGTH)[None] >= WINDOW_LENGTH - len(seen)
+        (window,), (history,) = history_features(steps.calls.take(index), valid)
         np.testing.assert_array_equal(observations.window[row], window)
         found = observations.context[row, HISTORY_SLICE]
         np.testing.assert_array_equal(found, history)
@@ -47,14 +32,6 @@ def test_a_step_sees_the_calls_before_it(own_windows: bool) -> None:
         assert log2_size == np.float32(np.log2(steps.calls.size_bytes[row]))
     np.testing.assert_array_equal(mask, steps.tasks.mask[steps.task[episode]])
     np.testing.assert_array_equal(task, steps.task[episode])
-
-
-def test_observing_leaves_the_tasks_as_they_are() -> None:
-    steps = make_steps()
-    before = steps.tasks.context.copy()
-    rows = np.arange(len(steps))
-    steps.observe(rows, steps.episode_of(rows))
-    np.testing.assert_array_equal(steps.tasks.context, before)
 
 
 def test_a_change_and_congestion_cost_what_is_asked() -> None:
@@ -84,11 +61,3 @@ def test_a_held_action_is_rewarded_by_the_mean_of_its_calls(most: int) -> None:
             rewards.append(steps.reward[later])
         assert found == pytest.approx(np.mean(rewards), rel=1e-6)
     np.testing.assert_array_equal(held.action, steps.action)
-
-
-def test_a_change_that_costs_once_is_spread_over_what_follows_it() -> None:
-    steps = make_steps(lengths=(6,))
-    action = np.array([0, 0, 1, 1, 1, 1])
-    reward = np.array([-1.5, -1.5, -2.2, -1.2, -1.2, -1.2], dtype=np.float32)
-    held = replace(steps, action=action, reward=reward).held(4)
-    np.testing.assert_allclose(held.reward, [-1.5, -1.5, -1.45, -1.2, -1.2, -1.2], rtol=1e-6)

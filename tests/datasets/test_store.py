@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from dynamiccl.datasets import store
 from dynamiccl.datasets.schema import (
     ADDED,
-    CALLS,
     META_VERSION,
     SCHEMA_VERSION,
 )
@@ -70,14 +69,6 @@ def test_data_directory_may_have_any_name(name: str, tmp_path: Path) -> None:
 def test_name_that_is_no_folder_is_refused(column: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"{column} name '\.\./x' .* example 'x'"):
         write(tmp_path, {**default(), column: "../x"})
-    assert files_below(tmp_path) == []
-
-
-def test_table_of_another_schema_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(SchemaMismatch, match="table to be written"):
-        store.write_part(tmp_path, measurements_table(ROWS).drop_columns(["run"]), provenance={})
-    with pytest.raises(SchemaMismatch):
-        store.write_part(tmp_path, CALLS.empty_table(), provenance={})
     assert files_below(tmp_path) == []
 
 
@@ -183,8 +174,7 @@ def test_content_hash_follows_content_only(tmp_path: Path) -> None:
     assert store.content_hash(tmp_path / "c") != store.content_hash(tmp_path / "a")
 
 
-@given(text=st.text(max_size=150))
-@settings(deadline=None, max_examples=150)
+@pytest.mark.parametrize("text", ["", "...", "-a-", "Ä b\n", "x" * 200, f"{'x' * 119} y"])
 def test_a_slug_is_a_directory_name(text: str) -> None:
     made = store.slug(text)
     assert store.check_slug(made, "system") == made
@@ -228,26 +218,8 @@ def test_workload_and_request_change_the_trial_and_results_do_not(name: str) -> 
     assert (trial_id(changed) == trial_id(row)) == (name in NOT_IDENTITY)
 
 
-def test_missing_columns_are_neutral_or_null() -> None:
-    bare = {"system": "a", "sweep": "b", "source": "tidy-csv", "collective": "AllReduce"}
-    [row] = measurements_table([{**bare, "size_bytes": 8}]).to_pylist()
-    assert (row["status"], row["run"], row["repeat"]) == ("ok", "single", 0)
-    assert (row["launch_profile"], row["interference_kind"]) == ("default", "none")
-    assert (row["is_default"], row["verified"], row["time_derived"]) == (False, False, False)
-    assert (row["statistic"], row["default_scope"]) == ("mean", "untouched")
-    assert row["time_us"] is row["gpu"] is row["requested_algorithm"] is None
-
-
 def test_unknown_column_is_a_mistake_of_ours() -> None:
     with pytest.raises(KeyError, match="time_ms"):
         measurements_table([default(time_ms=1.0)])
     with pytest.raises(KeyError, match="time_ms"):
         columns_table({"time_ms": pa.array([1.0])}, 1)
-
-
-@given(times=st.lists(st.floats(0.1, 1e6), max_size=5))
-@settings(deadline=None, max_examples=30)
-def test_columns_and_rows_make_the_same_table(times: list[float]) -> None:
-    by_row = measurements_table([default(time) for time in times])
-    columns = {name: by_row[name].combine_chunks() for name in (*default(), "trial")}
-    assert columns_table(columns, len(times)) == by_row

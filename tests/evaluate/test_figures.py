@@ -10,7 +10,7 @@ import pytest
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.evaluate.baselines import FAMILY
 from dynamiccl.evaluate.metrics import result_rows
-from dynamiccl.evaluate.page import draw_gains, draw_map
+from dynamiccl.evaluate.page import draw_map
 from dynamiccl.evaluate.report import changes_of
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.sizes import size_bin
@@ -58,15 +58,6 @@ def test_the_map_says_what_is_best_and_what_is_chosen_and_by_how_much() -> None:
     for legend in ("A  Ring/LL", "B  Tree/LL128"):
         assert legend in found
     assert any(text.endswith("NCCL's own choice, or as fast within the noise") for text in found)
-
-
-def test_lines_are_few_and_the_noise_band_stands_behind_them() -> None:
-    names = ["mine", "other", "a", "b", "c"]
-    found = texts(draw_gains(rows(), names, "near"))
-    assert {"mine", "other", "near", "best measured", "within the noise band"} <= {*found}
-    assert "c" not in found
-    assert {"1K", "2K *", "4K", "1M"} <= {*found}
-    assert "within the noise band" not in texts(draw_gains(rows(None), names, "near"))
 
 
 def test_what_changes_between_two_policies_is_listed() -> None:

@@ -20,12 +20,14 @@ from dynamiccl.collect.plan import make_plan
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.collect.sweep import load_sweep, parse_sweep
 from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.cells import task_grid
 from dynamiccl.datasets.features import COST_TYPES
 from dynamiccl.datasets.manifest import SHAPE_COLUMNS, Manifest, Support, find_supports
 from dynamiccl.datasets.questions import table_supports
+from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UserError
-from dynamiccl.evaluate.baselines import let_through
+from dynamiccl.evaluate.baselines import LearnedPolicy, let_through
 from dynamiccl.evaluate.evidence import (
     MIN_RUNS,
     Cell,
@@ -35,9 +37,7 @@ from dynamiccl.evaluate.evidence import (
     passing,
     shrunk,
 )
-from dynamiccl.evaluate.gate import Gated, pass_gate, plan_gate, read_gated
-from dynamiccl.evaluate.page import say
-from dynamiccl.evaluate.report import make_report
+from dynamiccl.evaluate.gate import RUNS, Gated, pass_gate, plan_gate, read_gated
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.table import DecisionTable
@@ -236,18 +236,6 @@ def test_the_page_begins_with_what_may_act_and_shows_every_bin(gated_dir: Path) 
     assert not re.search(r"<script|<link|src=|href=|url\(", page)
 
 
-@pytest.mark.parametrize(
-    ("policy", "said"),
-    [
-        (always_ring(), "Nothing passed the gate: NCCL's own"),
-        (AlwaysRing([]), "The policy leaves every size to NCCL: there was nothing to judge"),
-    ],
-)
-def test_a_gate_that_lets_nothing_through_says_so(policy: Any, said: str) -> None:
-    found = pass_gate(policy, frame(*runs(0.0))).to_show()
-    assert say("gate", "headline", found).startswith(said)
-
-
 def test_gate_is_read_back_with_every_bin_and_damage_is_refused(
     trained: Trained, gated_dir: Path, tmp_path: Path
 ) -> None:
@@ -267,29 +255,6 @@ def test_gate_is_read_back_with_every_bin_and_damage_is_refused(
         read_gated(copy)
 
 
-@pytest.mark.usefixtures("drawn")
-def test_report_scores_a_gated_policy_as_its_tables_act(
-    trained: Trained, gated_dir: Path, tmp_path: Path
-) -> None:
-    policies = [("free", trained.policy), ("gated", gated_dir)]
-    report = make_report(trained.data, policies, tmp_path)
-    rows = pl.read_parquet(report.results)
-    (support,) = Manifest.read(gated_dir).supports
-    passed = {
-        (collective, size)
-        for collective, actions in (support.gated or {}).items()
-        for bins in actions.values()
-        for size in bins
-    }
-    chosen = rows.filter(pl.col("chosen_config") != ABSTAIN.key)
-    free, gated = (
-        set(chosen.filter(policy=name).select("collective", "bin").rows())
-        for name in ("free", "gated")
-    )
-    assert gated == free & passed
-    assert gated < free
-
-
 def test_tasks_where_nothing_was_gated_abstain(gated_dir: Path) -> None:
     manifest = Manifest.read(gated_dir)
     (support,) = manifest.supports
@@ -302,6 +267,17 @@ def test_tasks_where_nothing_was_gated_abstain(gated_dir: Path) -> None:
     assert mask[:, 0].all()
     assert mask[0, int(action)]
     assert not mask[1:, 1:].any()
+
+
+def test_a_report_lets_act_what_passed(gated_dir: Path, trained: Trained) -> None:
+    policy = TorchPolicy.load(gated_dir)
+    catalogue, [support] = policy.manifest.actions(), policy.manifest.supports
+    grid = task_grid(read(trained.data), catalogue, list(Split))
+    chosen = LearnedPolicy(policy, catalogue, "gated").choose(grid)
+    acting = {*grid.tasks.filter(pl.Series(chosen) > 0).select("collective", "bin").rows()}
+    gated = (support.gated or {}).items()
+    passed = {(c, size) for c, actions in gated for bins in actions.values() for size in bins}
+    assert set() < acting <= passed
 
 
 Q: Final = 0.01
@@ -318,15 +294,6 @@ def test_benjamini_and_hochberg_take_the_last_below_the_line() -> None:
     assert passing(np.array([0.01, 0.02, 0.03, 0.04, 0.05]), 0.05, even(5)).all()
     assert passing(np.array([0.011, 0.5]), 0.02, even(2)).tolist() == [False, False]
     assert passing(np.zeros(0), 0.05, even(0)).tolist() == []
-
-
-@pytest.mark.parametrize(
-    ("weights", "passed"),
-    [([1, 1], [False, False]), ([3, 1], [True, False]), ([1, 3], [False, False])],
-)
-def test_weights_move_the_rate_and_add_none(weights: list[int], passed: list[bool]) -> None:
-    found = passing(np.array([0.006, 0.5]), Q, 100.0 * np.array(weights))
-    assert found.tolist() == passed
 
 
 def false_gates(noise: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], num_runs: int) -> int:
@@ -371,35 +338,6 @@ def test_a_variance_is_never_shrunk_below_the_bins_own() -> None:
     variances, df = shrunk([*spread(*[1e-6] * 60), slow])
     t = slow.mean() / np.sqrt(variances[-1] / 3)
     assert stats.t.sf(t, df[-1]) > 0.05
-
-
-def test_even_bins_lend_each_other_freedom_and_uneven_ones_next_to_none() -> None:
-    random = np.random.default_rng(0)
-    chance = random.chisquare(2, 40) / 2
-    _, calm = shrunk(spread(*1e-4 * chance))
-    assert calm == pytest.approx(4.0)
-    _, wild = shrunk(spread(*1e-4 * chance * np.exp(random.normal(0.0, 5.0, 40))))
-    assert (wild < 2.5).all()
-    variances, lone = shrunk(spread(1e-4))
-    assert (variances[0], lone[0]) == (pytest.approx(1e-4), 2.0)
-    assert shrunk([np.zeros(3)] * 2)[1].max() <= 2.5
-
-
-def test_three_runs_let_a_clear_gain_through_and_a_slow_call_does_not() -> None:
-    policy = always_ring()
-    fresh = runs(0.8, count=3, noise=0.015)
-    found = verdicts(pass_gate(policy, frame(*fresh)))
-    passed = [b for b, verdict in found.items() if verdict is Verdict.PASSED]
-    assert len(passed) == len(SIZES)
-    # No gain at the first size, but in two runs of three NCCL's own choice took four times as long.
-    slow = [
-        {**row, "time_us": row["time_us"] * (1.8 if not row["is_default"] else 4.0)}
-        if row["size_bytes"] == SIZES[0] and (not row["is_default"] or row["run"] != "fresh-0")
-        else row
-        for row in fresh
-    ]
-    again = verdicts(pass_gate(policy, frame(*slow)))
-    assert [again[b] for b in passed] == [Verdict.REFUSED] + [Verdict.PASSED] * (len(passed) - 1)
 
 
 LOW = size_bin(1 << 20)
@@ -472,28 +410,19 @@ def test_planned_sweep_measures_what_the_gate_asks_and_passes_it(
     policy, plan = planner(trained)
     base = parse_sweep(SWEEP, where="sweep")
     write = tmp_path / "fresh.toml"
-    planned = plan(base, write, q=0.01)
+    planned = plan(base, write)
     sweep = load_sweep(write)
-    assert planned["bins_planned"] > 0
-    assert sum(planned["left_out"].values()) == planned["bins_wanted"] - planned["bins_planned"]
-    assert sweep.file.cycles == planned["cycles"]
+    assert 0 < planned["bins_planned"] <= planned["bins_wanted"]
+    assert sweep.file.cycles == planned["cycles"] == RUNS
     assert sweep.file.name not in {run.split("/")[1] for run in policy.manifest.runs}
     tasks = {(t.setting, t.size_bytes) for t in sweep.trials}
     assert len(tasks) == planned["bins_planned"]
     assert len(sweep.trials) == 2 * len(tasks)  # the default and one config
     assert planned["sweep"]["hours"] <= planned["sweep_hours"] == make_plan(base)["hours"]
-    bins, shares, hours = (
-        [told[key] for told in planned["by_runs"]] for key in ("bins", "share_of_gain", "hours")
-    )
-    assert bins == sorted(bins)
-    assert 0.0 < bins[0] < bins[-1] <= planned["bins_planned"]
-    assert 0.0 < shares[0] < shares[-1] <= 1.0
-    assert hours == sorted(hours)
     data = simulate(sweep.text, tmp_path / "fresh")
     gated = pass_gate(policy, read(data), known=read(trained.data), costs=costs_of(data))
     passed = gated.counts()["passed"]
-    assert passed >= 0.7 * planned["expected_to_pass"]
-    assert passed <= planned["bins_planned"]
+    assert 4 <= passed <= planned["bins_planned"]
 
 
 def test_a_proof_that_would_take_longer_than_its_sweep_has_fewer_runs(
@@ -501,29 +430,18 @@ def test_a_proof_that_would_take_longer_than_its_sweep_has_fewer_runs(
 ) -> None:
     _, plan = planner(trained)
     base = parse_sweep(SWEEP + "[budget]\nmax_hours = 0.001\n", where="sweep")
-    planned = plan(base, tmp_path / "fresh.toml", q=1e-6)
-    free = plan(parse_sweep(SWEEP, where="sweep"), tmp_path / "free.toml", q=1e-6)
-    assert planned["sweep_hours"] == 0.001 < free["sweep_hours"]
-    assert planned["is_cut"]
-    assert planned["cycles"] == MIN_RUNS < free["cycles"]
-
-
-def test_noise_within_runs_is_told_from_that_between_them() -> None:
-    random = np.random.default_rng(0)
-    rows = [
-        default(100.0 * drift * random.lognormal(0.0, 0.01), run=f"run-{run}", repeat=repeat)
-        for run, drift in enumerate(random.lognormal(0.0, 0.2, 200))
-        for repeat in range(4)
-    ]
-    policy = always_ring(*runs(0.2, sizes=OCTAVE, count=1, sweep="trained"))
-    [support] = policy.manifest.supports
-    fresh = FreshRuns(frame(*rows), policy.manifest.actions())
-    assert fresh.within_runs(support, "AllReduce", [LOW]) == pytest.approx(1e-4, rel=0.15)
-    assert fresh.within_runs(support, "AllGather", [LOW]) == 0.0
+    planned = plan(base, tmp_path / "fresh.toml")
+    assert planned["sweep_hours"] == 0.001
+    assert planned["bins_planned"] < planned["bins_wanted"]
+    assert planned["cycles"] == MIN_RUNS
+    free = plan(
+        parse_sweep(SWEEP.replace("cycles = 3", "cycles = 90"), where="sweep"), tmp_path / "f"
+    )
+    assert free["bins_planned"] == free["bins_wanted"]
 
 
 def test_a_sweep_of_another_system_is_told(trained: Trained, tmp_path: Path) -> None:
     _, plan = planner(trained)
     base = parse_sweep(SWEEP.replace('system = "', 'system = "other-'), where="sweep")
     with pytest.raises(UserError, match="is of system 'other-"):
-        plan(base, tmp_path / "fresh.toml", q=0.01)
+        plan(base, tmp_path / "fresh.toml")

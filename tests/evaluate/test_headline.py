@@ -37,23 +37,12 @@ def facts(actions: list[int], band: float | None = 0.03, times: Any = TIMES) -> 
             "elsewhere NCCL's own choice stands",
         ),
         ([0, 0, 0, 1, 0], {}, f"As fast as NCCL's own choice within the noise everywhere; {MOST}"),
-        (
-            [0, 0, 0, 1, 0],
-            {"band": None},
-            "AllReduce 64M: up to 1.0 % less time; elsewhere NCCL's own choice stands (noise "
-            "unknown: no repeats)",
-        ),
         ([0] * 5, {}, f"{STANDS}; {MOST}"),
         (
             [1] * 5,
             {"band": None, "times": [[10.0, 10.0]] * 5},
             "As fast as NCCL's own choice everywhere; no measured config is faster (noise unknown: "
             "no repeats)",
-        ),
-        (
-            [0] * 5,
-            {"times": [[10.0, 10.1]] * 5},
-            f"{STANDS}; no measured config is faster beyond the noise",
         ),
         (
             [1] * 5,
@@ -79,11 +68,6 @@ def test_the_title_says_on_how_many_systems_each_policy_gains() -> None:
     assert say("report", "headline", {"mine": [gains]}) == (
         "mine takes up to 40 % less time than NCCL's own choice"
     )
-    acts = {"mine": [facts([0, 0, 0, 1, 0])]}
-    even = "mine is as fast as NCCL's own choice"
-    assert say("report", "headline", acts) == f"{even} within the noise"
-    unknown = facts([1] * 5, band=None, times=[[10.0, 10.0]] * 5)
-    assert say("report", "headline", {"mine": [unknown]}) == even
     means = {"mine": {"mean": 0.1, "least": -0.03}}
     assert render("report.txt", {"reports": [], "means": means}).strip() == (
         "mine takes 10 % less time than NCCL's own choice in the mean of the turns, 3.0 % MORE in "
@@ -95,7 +79,6 @@ def test_the_title_says_on_how_many_systems_each_policy_gains() -> None:
     ("gain", "told"),
     [
         (0.10, "No simple table saves more than mine: 10 % less time than NCCL's own choice on"),
-        (0.07, "mine is level with the best simple table within the noise: 7.0 % less time than"),
         (0.04, "1 of 2 simple tables is better than mine beyond the noise: 4.0 % less time than"),
         (-0.5, "2 of 2 simple tables are better than mine beyond the noise: 50 % MORE time"),
     ],

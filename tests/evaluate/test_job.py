@@ -107,21 +107,6 @@ def test_sizes_that_were_not_measured_are_said_with_the_sweep_that_covers_them()
     assert arm_of(found).communication.mean == 0.0
 
 
-def test_the_sentence_names_the_reason_of_most_time_and_the_sweep_nothing_that_is_known() -> None:
-    """Two sizes of 60 us that were not measured, one call of 100 us whose ranks nobody told."""
-    far = [traced(n, 60.0, num_nodes=1, exposed_us=60.0, size_bytes=MIB << n) for n in (6, 8)]
-    untold = traced(2, 100.0, num_ranks=None, exposed_us=100.0)
-    known = traced(3, 10.0, num_nodes=1, exposed_us=10.0)
-    steps = steps_frame(4, 1000.0, communication_us=230.0, exposed_us=230.0, compute_us=770.0)
-    told = against(job(stepped([*far, untold, known]), steps), sweep(100.0)).told
-    assert "22 % of the step" in told["sentence"]
-    assert "(no size within an octave was measured on both sides)" in told["sentence"]
-    again = parse_sweep(told["sweep"], where="test").file
-    assert again.sizes.ladder() == (64 * MIB, 256 * MIB)
-    told = against(job(stepped([untold, known]), steps), sweep(100.0)).told
-    assert (told["verdict"], told["sweep"]) == ("cannot-tell", "")
-
-
 def test_another_minor_version_of_nccl_covers_nothing() -> None:
     told = against(exposed_job(100.0, nccl_version="2.29.7"), sweep()).told
     assert told["verdict"] == "cannot-tell"
@@ -325,17 +310,12 @@ def test_without_rows_beside_products_a_price_of_a_channel_bounds_what_compute_g
     assert any("0 to 0.5 % a channel" in note for note in found.told["notes"])
 
 
-def test_a_price_says_what_rows_beside_products_do_not_and_nothing_without_channels() -> None:
-    """Rows of NCCL's own 16 channels alone leave four to the price, of both; else it is unused."""
+def test_a_price_says_nothing_beside_rows_of_products_as_in_tables_or_without_channels() -> None:
     lone = beside({16: 0.12})
-    measured = pl.concat([few_channels(), lone])
-    found = against(exposed_job(0.0), measured, few_channels_policy, sm_price=0.005)
-    plain = against(exposed_job(0.0), few_channels(), few_channels_policy, sm_price=0.005)
-    assert arm_of(found).given_back == arm_of(plain).given_back
-    assert found.told["kinds"][0]["lost_by"] == "sm_price"
-    own = against(exposed_job(0.0), measured, lambda *_: ABSTAIN_ACTION, sm_price=0.005)
-    assert own.told["kinds"][0]["lost_by"] == "matmul"
-    for rows in (sweep(99.0), pl.concat([sweep(99.0), lone])):
+    own = pl.concat([few_channels(), lone])
+    found = against(exposed_job(0.0), own, lambda *_: ABSTAIN_ACTION, sm_price=0.005)
+    assert found.told["kinds"][0]["lost_by"] == "matmul"
+    for rows in (own, sweep(99.0), pl.concat([sweep(99.0), lone])):
         found = against(exposed_job(0.0), rows, few_channels_policy, sm_price=0.005)
         assert arm_of(found).given_back is None
         notes = " ".join(found.told["notes"])

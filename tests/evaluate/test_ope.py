@@ -14,16 +14,8 @@ from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import TaskGrid, task_grid, usable
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
+from dynamiccl.evaluate import ope
 from dynamiccl.evaluate.baselines import Actions, LearnedPolicy
-from dynamiccl.evaluate.ope import (
-    NO_INTERVAL,
-    NO_OVERLAP,
-    Float64Array,
-    Log,
-    deterministic,
-    every_estimate,
-    logged_values,
-)
 from tests.data_sets import SYSTEM, make_data
 from tests.evaluate.grids import grid, noisy
 
@@ -56,8 +48,8 @@ def make_world(seed: int = 0, spread: float = 0.05) -> TaskGrid:
 
 
 WORLD = make_world()
-ORACLE = deterministic(np.nanargmin(WORLD.times_us, axis=1), ACTIONS)
-DEFAULT = deterministic(np.zeros(TASKS, dtype=np.int64), ACTIONS)
+ORACLE = ope.deterministic(np.nanargmin(WORLD.times_us, axis=1), ACTIONS)
+DEFAULT = ope.deterministic(np.zeros(TASKS, dtype=np.int64), ACTIONS)
 BEHAVIOUR = mixture(DEFAULT, WORLD.mask, 0.7)
 POLICIES = {
     "oracle": ORACLE,
@@ -65,14 +57,14 @@ POLICIES = {
 }
 
 
-def drawn_log(seed: int = 0, behaviour: Float64Array = BEHAVIOUR, rows: int = ROWS) -> Log:
+def drawn_log(seed: int = 0, behaviour: ope.Float64Array = BEHAVIOUR, rows: int = ROWS) -> ope.Log:
     return draw_log(WORLD, behaviour, rows, np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_intervals_hold_the_truth_nine_times_in_ten(policy: Float64Array) -> None:
+def test_intervals_hold_the_truth_nine_times_in_ten(policy: ope.Float64Array) -> None:
     truth = true_value(WORLD, policy)
-    told = [every_estimate(drawn_log(s), [policy], BEHAVIOUR, 0.9)[0] for s in range(200)]
+    told = [ope.every_estimate(drawn_log(s), [policy], BEHAVIOUR, 0.9)[0] for s in range(200)]
     for name in ("SNIPS", "DR"):
         ends = np.array([(each[name].low, each[name].high) for each in told], dtype=np.float64)
         held = (ends[:, 0] <= truth) & (truth <= ends[:, 1])
@@ -88,21 +80,21 @@ RARE = mixture(DEFAULT, WORLD.mask, 0.02)
 @pytest.mark.parametrize(
     ("behaviour", "rows", "adaptive", "note"),
     [
-        pytest.param(NARROW, ROWS, False, NO_OVERLAP, id="it never did what the policy wants"),
-        pytest.param(RARE, 500, False, NO_OVERLAP, id="too few rows count"),
-        pytest.param(BEHAVIOUR, ROWS, True, NO_INTERVAL, id="it followed what it saw"),
+        pytest.param(NARROW, ROWS, False, ope.NO_OVERLAP, id="it never did what the policy wants"),
+        pytest.param(RARE, 500, False, ope.NO_OVERLAP, id="too few rows count"),
+        pytest.param(BEHAVIOUR, ROWS, True, ope.NO_INTERVAL, id="it followed what it saw"),
     ],
 )
 def test_where_there_is_no_number_or_no_interval(
-    behaviour: Float64Array, rows: int, adaptive: bool, note: str
+    behaviour: ope.Float64Array, rows: int, adaptive: bool, note: str
 ) -> None:
     log = replace(drawn_log(0, behaviour, rows), adaptive=adaptive)
-    (found,) = every_estimate(log, [ORACLE], behaviour, 0.9)
+    (found,) = ope.every_estimate(log, [ORACLE], behaviour, 0.9)
     for estimator in ("SNIPS", "DR"):
         each = found[estimator]
         assert (each.low, each.high, each.note) == (None, None, note)
-        assert (each.value is None) == (note == NO_OVERLAP)
-    assert (found["DM"].low, found["DM"].note) == (None, NO_INTERVAL)
+        assert (each.value is None) == (note == ope.NO_OVERLAP)
+    assert (found["DM"].low, found["DM"].note) == (None, ope.NO_INTERVAL)
     if behaviour is BEHAVIOUR:
         assert found["DM"].value == pytest.approx(true_value(WORLD, ORACLE), abs=0.05)
 
@@ -142,7 +134,7 @@ class Always:
 def values_of(frame: pl.DataFrame, policy: Always) -> dict[str, Any]:
     catalogue = Catalogue.from_frame(usable(frame))
     grid = task_grid(frame, catalogue, WHOLE)
-    found = logged_values(frame, catalogue, grid, [cast(LearnedPolicy, policy)])
+    found = ope.logged_values(frame, catalogue, grid, [cast(LearnedPolicy, policy)])
     return {system: by_policy["always"] for system, by_policy in found.items()}
 
 
@@ -168,10 +160,10 @@ def test_what_data_tell_little_of_is_said(
     assert nowhere == {"tasks": nowhere["tasks"], "acts": 0, "draws": 0}
     few = values_of(drawn.filter(pl.col("round") < 3), Always(1))[SYSTEM]
     assert few["DR"] == few["SNIPS"]
-    assert few["DR"] == {"mean": None, "low": None, "high": None, "note": NO_OVERLAP}
+    assert few["DR"] == {"mean": None, "low": None, "high": None, "note": ope.NO_OVERLAP}
     assert few["DM"]["mean"] > 0.0
     adaptive = '{ kind = "adaptive", max_rounds = 3, epsilon = 0.5 }'
     followed = values_of(measured(tmp_path / "store", adaptive), Always(1))[SYSTEM]
-    assert (followed["DR"]["low"], followed["DM"]["note"]) == (None, NO_INTERVAL)
-    assert followed["DR"]["note"] in {NO_INTERVAL, NO_OVERLAP}
+    assert (followed["DR"]["low"], followed["DM"]["note"]) == (None, ope.NO_INTERVAL)
+    assert followed["DR"]["note"] in {ope.NO_INTERVAL, ope.NO_OVERLAP}
     assert values_of(read(data_dir), Always(1)) == {}

@@ -99,20 +99,12 @@ def test_page_begins_with_verdict_and_map_and_folds_the_rest(
     at = [first.index(text) for text in parts]
     assert at == sorted(at)
     assert first.count("<svg") == 1
-    folded = re.findall(r'class="part"><summary>([^<]*)<', rest)
-    assert folded == [f"{SYSTEM}: all figures", "Where the figures come from"]
     low, high = (100 * end for end in summary["policies"]["policy"]["gain_interval"])
     gain = 100 * summary["policies"]["policy"]["gain_crossfit"]
     assert f"<td>{gain:.1f} ({low:.1f} to {high:.1f})</td>" in rest
-    bands = [f"{name} {100 * band:.1f} %" for name, band in summary["noise_bands"].items()]
-    assert f"noise band {', '.join(bands)}" in first
-    manifest = Manifest.read(trained.policy)
     origin = page[page.rindex("Where the figures come from") :]
-    assert f"<td>{manifest.git_commit[:12]}" in origin
+    assert f"<td>{Manifest.read(trained.policy).git_commit[:12]}" in origin
     assert f"hash {content_hash(trained.data)}" in origin
-    for text in (manifest.created, f"{manifest.data_hash[:12]} (these)", "simulator", "2.27.5",
-                 "AllGather, AllReduce", "4 x 8", "3 of 3", "run"):  # fmt: skip
-        assert f"<td>{text}</td>" in origin
 
 
 def test_a_sweep_that_drew_its_configs_tells_what_a_free_choice_is_worth(
@@ -162,25 +154,6 @@ def test_page_names_the_run_and_is_kept_there(trained: Trained, report: Path) ->
     names = sorted(path.name for path in (report / "figures").iterdir())
     assert sorted(path.name for path in (kept / "figures").iterdir()) == names
     assert (kept / "summary.json").read_bytes() == (report / "summary.json").read_bytes()
-
-
-def test_a_terminal_has_a_line_a_policy(trained: Trained, shell: Shell, tmp_path: Path) -> None:
-    name = "gaussian-process-seed12"
-    policy = ("--policy", f"{name}={trained.policy}", "--out", "b")
-    lines = shell(*_command(trained), *policy).out.splitlines()
-    assert not (trained.run_directory / "report").exists()
-    found = json.loads((tmp_path / "b" / "summary.json").read_text())
-    assert lines[-2:] == [found["page"], found["results"]]
-    (left_out,) = [line for line in lines if line.startswith("rows in no task: ")]
-    counts = [f"{count} {reason}" for reason, count in found["rows_left_out"].items()]
-    assert left_out.removeprefix("rows in no task: ") == ", ".join(counts)
-    for system in found["systems"].values():
-        assert f"  {name}: {system['sentences'][name]}" in lines
-        assert f"  {system['verdicts'][0]}" in lines
-        for policy_name, each in system["policies"].items():
-            (line,) = [line for line in lines if line.startswith(f"  {policy_name}  ")]
-            assert f"{100 * each['gain_crossfit'] + 0.0:.1f} (" in line
-            assert len(line) <= 100
 
 
 def test_policies_have_the_name_that_is_given_or_that_of_their_run_or_recipe(

@@ -130,15 +130,6 @@ def test_nccls_costs_tell_of_cells_that_nobody_measured() -> None:
     assert np.mean(told) < 0.7 * np.mean(blind)
 
 
-def test_draws_covary_as_it_says(prior: Prior) -> None:
-    world = prior.mean.reshape(len(SIZES), -1)
-    found = measured(prior, world, every([0, 1, 4], range(len(SIZES))))
-    draws = found.draws(20_000, np.random.default_rng(0)).reshape(20_000, -1) / found.stretch
-    places = every([2, 3], [5, 9])
-    apart = np.cov(draws, rowvar=False)[places] - found.covariance(places)
-    assert np.abs(apart).max() < 0.05 * np.square(found.spread / found.stretch).max()
-
-
 def test_cells_that_the_generator_does_not_know_are_drawn_wide() -> None:
     configs = (
         ABSTAIN,

@@ -1,5 +1,4 @@
 import json
-import logging
 from pathlib import Path
 
 import pytest
@@ -71,16 +70,3 @@ def test_json_refuses_what_machines_cannot_read(capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out) == {"b": [1, None], "a": "x"}
     with pytest.raises(ValueError, match="JSON compliant"):
         cli.print_json({"a": float("nan")})
-
-
-def test_verbose_shows_debug_lines_of_ours() -> None:
-    log = logging.getLogger("dynamiccl")
-    before = log.level
-    try:
-        cli.configure_logging(verbose=True)
-        assert log.isEnabledFor(logging.DEBUG)
-        cli.configure_logging(verbose=False)
-        assert not log.isEnabledFor(logging.DEBUG)
-        assert log.isEnabledFor(logging.INFO)
-    finally:
-        log.setLevel(before)

@@ -1,4 +1,3 @@
-import re
 from typing import Any
 
 import pytest
@@ -58,18 +57,6 @@ def test_numbers_and_names_are_nccls_in_every_spelling() -> None:
     assert str(caught.value) == (
         "unknown protocol 'LL127' in row 3 (did you mean 'LL128'?); choose from LL, LL128, Simple"
     )
-
-
-@given(text=st.text(max_size=12))
-@settings(deadline=None, max_examples=100)
-def test_a_name_is_read_only_when_its_letters_are_a_member(text: str) -> None:
-    squashed = re.sub(r"[\s_-]", "", text).lower()
-    known = {member.name.lower() for member in Algorithm}
-    if squashed in known:
-        assert Algorithm.parse(text).name.lower() == squashed
-    else:
-        with pytest.raises(UnknownName, match="choose from Tree, Ring"):
-            Algorithm.parse(text)
 
 
 def test_bus_factor_is_that_of_nccl_tests() -> None:
@@ -137,17 +124,6 @@ def test_reason_says_what_does_not_fit(
         where = {**where, "version": NcclVersion(*where["version"])}
     found = invalid_reason(config, collective, **where)
     assert found is None if reason is None else str(found).startswith(reason)
-
-
-def test_config_names_are_unique() -> None:
-    configs = [
-        Config(a, p, n, b)
-        for a in (None, *Algorithm)
-        for p in (None, *Protocol)
-        for n in (None, 1, 16)
-        for b in (None, 4096)
-    ]
-    assert len({config.key for config in configs}) == len(configs)
 
 
 def test_a_fingerprint_is_of_counted_and_sorted_models() -> None:

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Protocol
 from dynamiccl.simulator.h100 import (
     BUFFER_BYTES,
-    NIC_GBYTES_PER_S,
     H100System,
     channel_factor,
     default_model,
@@ -23,7 +22,7 @@ from dynamiccl.simulator.h100 import (
 )
 from dynamiccl.simulator.noise import Noise
 from dynamiccl.simulator.physics import largest_chunk_bytes
-from dynamiccl.simulator.system import Call, Group, Surroundings
+from dynamiccl.simulator.system import Call, Group
 from tests.published import folder
 
 HERE = Path(__file__).parents[2] / "dynamiccl" / "simulator"
@@ -70,13 +69,8 @@ NVLS_TREE_GBYTES_PER_S, GATHER_GBYTES_PER_S = 160.0, 8 * 36.7 * 32 / 31
     ("per_gpu", "factor"),
     [
         (64, 1.0),  # below the fitted sizes the source holds 1.0
-        (16 << 10, 0.1),
-        (32 << 10, 0.1),
-        (64 << 10, 0.15),
         (256 << 10, 0.41),
-        (MIB, 0.72),
         (2**20.5, 0.80),  # half-way to 2 MiB (0.88) in the logarithm
-        (4 * MIB, 1.0),
         (1 << 30, 1.0),
     ],
 )
@@ -88,7 +82,7 @@ def test_nvls_tree_reaches_its_bandwidth_late(per_gpu: float, factor: float) -> 
 
 @pytest.mark.parametrize(
     ("per_gpu", "factor"),
-    [(1, 0.01), (64, 0.01), (4 << 10, 0.25), (MIB, 0.68), (32 * MIB, 0.87), (1 << 30, 1.0)],
+    [(1, 0.01), (4 << 10, 0.25), (32 * MIB, 0.87)],
 )
 def test_ring_over_all_gpus_of_a_node_is_slower_than_nccl_thinks(
     per_gpu: int, factor: float
@@ -105,14 +99,6 @@ def test_only_rings_of_whole_nodes_are_slower_than_nccl_thinks() -> None:
         assert true_us(all_reduce(size), TREE_LL) == NCCL.cost_us(all_reduce(size), *TREE_LL)
 
 
-@pytest.mark.parametrize("size", [64, 1 << 34])
-def test_congestion_stretches_the_transfer_and_not_the_latency(size: int) -> None:
-    parts = SYSTEM.parts(all_reduce(size), Config(*TREE_LL128))
-    assert parts.fixed_us == pytest.approx(65.5)
-    loud = parts.time_us(Surroundings(inter=3.0))
-    assert loud - 65.5 == pytest.approx((true_us(all_reduce(size), TREE_LL128) - 65.5) * 3.0)
-
-
 # --- One node ---
 
 
@@ -120,10 +106,8 @@ def test_congestion_stretches_the_transfer_and_not_the_latency(size: int) -> Non
 @pytest.mark.parametrize(
     ("collective", "ranks", "algbw", "latency"),
     [
-        (AG, 2, 537.0, 8.0),
         (AG, 3, 485.5, 12.5),
         (RS, 8, 394.0, 30.0),
-        (AR, 2, 324.0, 10.0),
         (AR, 4, 236.0, 15.0),
         (AR, 8, 267.0, 31.0),
     ],
@@ -158,16 +142,6 @@ def test_default_decides_by_what_nccl_believes_and_not_by_what_is_true() -> None
     assert NCCL.resolve(all_reduce(32 * MIB), ABSTAIN).algorithm is NVLS_TREE
 
 
-def test_tables_hold_27_groups_and_5_collectives() -> None:
-    groups = SYSTEM.groups()
-    assert len(groups) == 27
-    assert groups[:8] == [*(Group(1, ranks) for ranks in range(2, 9)), Group(2, 1)]
-    tuned = {"AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce"}
-    assert {c.wire for c in SYSTEM.collectives()} == tuned
-    assert SYSTEM.cells(NODE, AR) == [*TREES, *RINGS, NVLS_SIMPLE]
-    assert SYSTEM.cells(NODE, AG) == [*RINGS, NVLS_SIMPLE]
-
-
 # --- Channels, NICs and chunks ---
 
 CALLS = [
@@ -187,17 +161,12 @@ SIZES = st.integers(64, 1 << 34)
         (all_reduce(MIB, NODE), RING_SIMPLE, 24, 22),
         # 32, 64 or 127 asked at 1 GiB: the communicator's 24, or the 16 of NVLS.
         (all_reduce(GIB, NODE), RING_SIMPLE, 64, 24),
-        (all_reduce(GIB, NODE), NVLS_SIMPLE, 24, 16),
-        (all_reduce(GIB, NODE), TREE_LL128, 4, 4),
         # 64 KiB of AllReduce is 128 KiB of traffic: eight channels of 16 KiB, four times for LL.
         (all_reduce(64 << 10), TREE_LL128, 16, 8),
-        (all_reduce(16 << 10), TREE_LL, 16, 8),
         # One rank's share times the ranks, for a gather.
         (Call(FOUR, AG, 64 << 10), RING_SIMPLE, 16, 4),
-        (all_reduce(64), RING_LL, 16, 1),
         # NVLSTree is spread like a ring (enqueue.cc: only NVLS itself is a CollNet kind).
         (all_reduce(1024), NVLS_TREE_SIMPLE, 12, 1),
-        (all_reduce(GIB), NVLS_TREE_SIMPLE, 12, 12),
     ],
 )
 def test_request_is_a_maximum(call: Call, cell: Cell, asked: int, used: int) -> None:
@@ -252,25 +221,6 @@ def test_chunk_has_a_mild_effect_on_simple_alone() -> None:
     assert true_us(call, RING_LL128, chunk_bytes=1 << 16) == true_us(call, RING_LL128)
 
 
-def busbw(algorithm: Algorithm, channels: int, group: Group = TWO) -> float:
-    time_us = true_us(all_reduce(4 * GIB, group), (algorithm, SIMPLE), channels)
-    return 4 * GIB / (1000 * time_us) * AR.bus_factor(group.num_ranks)
-
-
-@pytest.mark.parametrize("channels", [1, 2, 4, 8])
-def test_a_ring_of_few_channels_has_the_rate_of_as_many_nics(channels: int) -> None:
-    """It had 115 GB/s with one channel, through one NIC of 50."""
-    most = channels * NIC_GBYTES_PER_S
-    # The latency takes nearly nothing of 4 GiB.
-    assert 0.75 * most < busbw(RING, channels) <= most
-
-
-def test_one_channel_of_nvls_tree_has_what_nccl_gives_a_channel() -> None:
-    """It had 199 GB/s. All heads send, so NCCL's bound is the lower one: 57.7 x 5/6 x 15/8."""
-    assert busbw(NVLS_TREE, 1) == pytest.approx(90.2, rel=0.01)
-    assert busbw(NVLS_TREE, 1, FOUR) == pytest.approx(45.5 * 5 / 6 * 31 / 16, rel=0.01)
-
-
 @pytest.mark.parametrize(
     ("group", "cell", "channels", "rings"),
     [
@@ -284,11 +234,16 @@ def test_one_channel_of_nvls_tree_has_what_nccl_gives_a_channel() -> None:
         (TWO, TREE_SIMPLE, 1, 1.0),
         (FOUR, TREE_SIMPLE, 1, 2.0),
         (NODE, RING_SIMPLE, 1, 0.0),
+        # All heads send, so NCCL's bound of a channel is the lower one.
+        (TWO, NVLS_TREE_SIMPLE, 1, 50 / (57.7 * 5 / 6)),
     ],
 )
 def test_line_rate_by_hand(group: Group, cell: Cell, channels: int, rings: float) -> None:
-    found = least_transfer_us(all_reduce(GIB, group), cell, channels)
+    """A ring had 115 GB/s with one channel, through one NIC of 50."""
+    call = all_reduce(GIB, group)
+    found = least_transfer_us(call, cell, channels)
     assert found == pytest.approx(rings * GIB / 50_000)
+    assert true_us(call, cell, channels) >= found
 
 
 def test_what_was_measured_with_nccls_own_channels_is_within_the_line_rate() -> None:
@@ -308,16 +263,6 @@ def test_what_was_measured_with_nccls_own_channels_is_within_the_line_rate() -> 
 # --- Noise of sweeps ---
 
 NOISE = Noise(seed=1, sigma=0.015, tail_probability=0.02, drift_sigma=0.005)
-
-
-def test_noise_is_the_same_in_any_order_and_differs_by_seed() -> None:
-    keys = [(f"cycle-{c}", f"trial-{t}") for c in range(3) for t in range(20)]
-    forward = {key: NOISE.factor(*key) for key in keys}
-    backward = {key: NOISE.factor(*key) for key in reversed(keys)}
-    assert forward == backward
-    assert len(set(forward.values())) == len(keys)
-    other = Noise(seed=2, sigma=0.015, tail_probability=0.02, drift_sigma=0.005)
-    assert NOISE.factor("a", "b") != other.factor("a", "b")
 
 
 def test_noise_is_around_one_with_a_heavy_tail() -> None:

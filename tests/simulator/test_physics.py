@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -59,42 +60,66 @@ def work(  # noqa: PLR0913 - a call and what runs
     return Work(way, protocol, size_bytes, channels, chunk_bytes)
 
 
-def test_a_ring_pays_its_hops_and_moves_its_bytes_over_the_slower_of_channels_and_link() -> None:
-    few = times(work(MIB), PLAIN, LINKS)
-    assert few.fixed_us == pytest.approx(5.0 + 14 * 2.0)
-    assert few.inside_us == pytest.approx(MIB * 1.75 / 1000 / (4 * 10.0))
-    many = times(work(MIB, channels=32), PLAIN, LINKS)
-    assert many.inside_us == pytest.approx(MIB * 1.75 / 1000 / 100.0)
-    assert (few.between_us, many.between_us) == (0.0, 0.0)
+RING_HOPS = 5.0 + 14 * 2.0
+#: Bytes that fill the buffers of 8 ranks and 4 channels once.
+LOOP = 8 * 4 * 64 * KIB
+SIMPLE = {"protocol": Protocol.Simple}
+TREE = {"algorithm": Algorithm.Tree, "chunk_bytes": 64 * KIB}
 
 
-def test_a_ring_pays_all_hops_again_for_each_loop_over_its_buffers() -> None:
-    loop = 8 * 4 * 64 * KIB
-    once, twice = (
-        times(work(size, chunk_bytes=64 * KIB), PLAIN, LINKS) for size in (loop, loop + 4 * KIB)
-    )
-    assert twice.fixed_us - once.fixed_us == pytest.approx(14 * 2.0)
+@pytest.mark.parametrize(
+    ("size_bytes", "runs", "cell", "fixed_us", "inside_us"),
+    [
+        # Bytes over the slower of channels and link.
+        (MIB, {}, {}, RING_HOPS, MIB * 1.75 / 40e3),
+        (MIB, {"channels": 32}, {}, RING_HOPS, MIB * 1.75 / 100e3),
+        # A ring pays all hops again for each loop over its buffers, a pipeline a turn.
+        (LOOP + 4 * KIB, {"chunk_bytes": 64 * KIB}, {}, RING_HOPS + 28.0, None),
+        (LOOP // 8, TREE, {"turn_us": 3.0}, RING_HOPS + 3.0, None),
+        (LOOP // 8 * 3, TREE, {"turn_us": 3.0}, RING_HOPS + 9.0, None),
+        # A large Simple chunk is sent in two slices.
+        (LOOP // 2, SIMPLE, {"slice_us": 1.5}, RING_HOPS, None),
+        (LOOP, SIMPLE, {"slice_us": 1.5}, RING_HOPS + 21.0, None),
+        # Channels crowd each other, and proxies serve them one by one.
+        (MIB, {"channels": 32}, {"crowd_penalty": 2.0, "crowd_channels": 32.0}, RING_HOPS,
+         2.0 * MIB * 1.75 / 100e3),
+        (MIB, {"channels": 32}, {"proxy_us": 3.0}, RING_HOPS + 96.0, None),
+        # Small pieces lose bandwidth.
+        (LOOP // 8, {}, {"small_penalty": 3.0, "small_bytes": 8.0 * KIB}, RING_HOPS,
+         2.5 * LOOP // 8 * 1.75 / 40e3),
+    ],
+)  # fmt: skip
+def test_terms_by_hand(
+    size_bytes: int,
+    runs: dict[str, Any],
+    cell: dict[str, float],
+    fixed_us: float,
+    inside_us: float | None,
+) -> None:
+    found = times(work(size_bytes, **runs), replace(PLAIN, **cell), LINKS)
+    assert found.fixed_us == pytest.approx(fixed_us)
+    assert inside_us is None or found.inside_us == pytest.approx(inside_us)
+    assert found.between_us == 0.0
 
 
-def test_a_pipeline_pays_its_hops_once_and_a_turn_for_each_loop() -> None:
-    turning = replace(PLAIN, turn_us=3.0)
-
-    def fixed(size: int) -> float:
-        tree = work(size, algorithm=Algorithm.Tree, chunk_bytes=64 * KIB)
-        return times(tree, turning, LINKS).fixed_us
-
-    assert fixed(4 * 64 * KIB) == pytest.approx(5.0 + 14 * 2.0 + 3.0)
-    assert fixed(3 * 4 * 64 * KIB) == pytest.approx(5.0 + 14 * 2.0 + 9.0)
+def test_pat_takes_a_logarithm_of_the_nodes_where_a_ring_takes_all() -> None:
+    nodes = Group(16, 1)
+    pat = route(nodes, Collective.AllGather, Algorithm.PAT)
+    ring = route(nodes, Collective.AllGather, Algorithm.Ring)
+    assert (pat.hops_between, ring.hops_between) == (4, 15)
+    assert pat.wire_between == ring.wire_between
+    assert (pat.wire_inside, ring.wire_inside) == (0.0, 0.0)
 
 
-def test_a_large_simple_chunk_is_sent_in_two_slices() -> None:
-    slicing = replace(PLAIN, slice_us=1.5)
-
-    def fixed(size: int) -> float:
-        return times(work(size, protocol=Protocol.Simple), slicing, LINKS).fixed_us
-
-    small, large = fixed(32 * KIB * 8 * 4), fixed(64 * KIB * 8 * 4)
-    assert large - small == pytest.approx(14 * 1.5)
+def test_between_nodes_the_network_is_the_ceiling_and_latency_overlaps() -> None:
+    found = times(work(64 * MIB, channels=32, group=Group(2, 8)), PLAIN, LINKS)
+    assert found.between_us == pytest.approx(5.0 * found.inside_us)
+    assert found.total_us == pytest.approx(found.fixed_us + found.between_us)
+    apart, together = (times(work(MIB), replace(PLAIN, overlap=p), LINKS) for p in (1.0, 4.0))
+    assert together.total_us < apart.total_us
+    assert blend(100.0, 100.0, 1.0) == 200.0
+    assert 100.0 < blend(100.0, 100.0, 8.0) < 110.0
+    assert blend(0.0, 50.0, 3.0) == 50.0
 
 
 @pytest.mark.parametrize(
@@ -115,47 +140,6 @@ def test_hops_are_those_of_the_algorithm(
 ) -> None:
     way = route(Group(4, 8), collective, algorithm)
     assert (way.hops_inside, way.hops_between) == hops
-
-
-def test_pat_takes_a_logarithm_of_the_nodes_where_a_ring_takes_all() -> None:
-    nodes = Group(16, 1)
-    pat = route(nodes, Collective.AllGather, Algorithm.PAT)
-    ring = route(nodes, Collective.AllGather, Algorithm.Ring)
-    assert (pat.hops_between, ring.hops_between) == (4, 15)
-    assert pat.wire_between == ring.wire_between
-    assert (pat.wire_inside, ring.wire_inside) == (0.0, 0.0)
-
-
-def test_between_nodes_the_network_is_the_ceiling() -> None:
-    found = times(work(64 * MIB, channels=32, group=Group(2, 8)), PLAIN, LINKS)
-    assert found.between_us == pytest.approx(5.0 * found.inside_us)
-    assert found.total_us == pytest.approx(found.fixed_us + found.between_us)
-
-
-def test_latency_and_transfer_overlap_as_far_as_the_cell_says() -> None:
-    assert blend(100.0, 100.0, 1.0) == 200.0
-    assert 100.0 < blend(100.0, 100.0, 8.0) < 110.0
-    assert blend(0.0, 50.0, 3.0) == 50.0
-    apart, together = (
-        times(work(MIB), replace(PLAIN, overlap=p), LINKS).total_us for p in (1.0, 4.0)
-    )
-    assert together < apart
-
-
-def test_channels_crowd_each_other_and_proxies_serve_them_one_by_one() -> None:
-    crowded = replace(PLAIN, crowd_penalty=2.0, crowd_channels=32.0)
-    call = work(256 * MIB, channels=32)
-    alone, beside = times(call, PLAIN, LINKS), times(call, crowded, LINKS)
-    assert beside.inside_us == pytest.approx(2.0 * alone.inside_us)
-    served = times(call, replace(PLAIN, proxy_us=3.0), LINKS)
-    assert served.fixed_us - alone.fixed_us == pytest.approx(32 * 3.0)
-
-
-def test_small_pieces_lose_bandwidth() -> None:
-    weak = replace(PLAIN, small_penalty=3.0, small_bytes=8.0 * KIB)
-    call = work(8 * KIB * 8 * 4)
-    lost = times(call, weak, LINKS).inside_us / times(call, PLAIN, LINKS).inside_us
-    assert lost == pytest.approx(1.0 + 3.0 / 2.0)
 
 
 def test_chunks_are_nccl_s() -> None:
@@ -223,14 +207,6 @@ def test_forcing_nccl_s_own_config_changes_nothing(system: System) -> None:
         assert system.parts(call, ran) == system.parts(call, ABSTAIN)
 
 
-def test_time_grows_with_the_size(system: System) -> None:
-    for group in system.groups():
-        for cell in system.cells(group, AR):
-            config = Config(*cell, 2, 16 * KIB)
-            curve = [system.parts(Call(group, AR, 1 << k), config).quiet_us for k in range(10, 34)]
-            assert all(b > a - 1e-9 for a, b in pairwise(curve)), cell
-
-
 @pytest.mark.parametrize("name", ["b300-nvlink", "a100-nvswitch"])
 def test_threads_and_transport_change_the_time_of_a_launch(name: str) -> None:
     system = find_system(name)
@@ -253,3 +229,11 @@ def test_threads_change_rings_alone() -> None:
     for cell in ((Algorithm.Tree, Protocol.Simple), (Algorithm.Ring, Protocol.LL128)):
         config = Config(*cell, 4)
         assert system.parts(call, config, Launch(64)) == system.parts(call, config)
+
+
+def test_time_grows_with_the_size(system: System) -> None:
+    for group in system.groups():
+        for cell in system.cells(group, AR):
+            config = Config(*cell, 2, 16 * KIB)
+            curve = [system.parts(Call(group, AR, 1 << k), config).quiet_us for k in range(10, 34)]
+            assert all(b > a - 1e-9 for a, b in pairwise(curve)), cell

@@ -163,15 +163,6 @@ def test_noise_has_its_robust_sigma_and_heavy_tails() -> None:
     assert (np.abs(drawn) > 0.4).mean() > 20 * 6.3e-5  # the normal's share beyond four sigmas
 
 
-def test_drift_is_remembered() -> None:
-    noise = Noise(Jitter(sigma=0.0, drift_sigma=0.05, drift_calls=50.0), None, 2_000)
-    random = np.random.default_rng(0)
-    course = np.stack([noise.log_factors(random) for _ in range(400)])[200:]
-    assert course.std() == pytest.approx(0.05, rel=0.1)
-    lag = np.corrcoef(course[:-50].ravel(), course[50:].ravel())[0, 1]
-    assert lag == pytest.approx(np.exp(-1), abs=0.06)
-
-
 def test_scenarios_that_ship_are_read_and_say_what_they_stand_for() -> None:
     assert {"quiet", "congested", "busy-host", "update", "shared-uplink"} <= {*shipped_scenarios()}
     for name in shipped_scenarios():
