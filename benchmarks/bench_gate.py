@@ -185,6 +185,7 @@ def drawn_gates(gates: int) -> dict[str, float]:
         "gate_passed": num_passed,
         "gate_false_passes": num_false / num_passed,
         "gate_false_passes_hi": float(stats.beta.ppf(0.975, num_false + 1, num_passed - num_false)),
+        "gate_gates_with_a_false_pass": int((found[:, 1] > 0).sum()),
     }
 
 

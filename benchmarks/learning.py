@@ -34,6 +34,7 @@ from learning_ope import ope_figures
 from learning_scenarios import scenario_figures
 from learning_sweeps import public_figures, sweep_figures
 from rich.console import Console
+from rich.table import Table
 
 from dynamiccl.datasets.store import git_commit
 
@@ -92,6 +93,7 @@ def main() -> None:
         figures.setdefault("commits", {})[name] = git_commit()
         PATH.parent.mkdir(parents=True, exist_ok=True)
         PATH.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    show(figures)
     console.print(str(PATH))
 
 
@@ -102,6 +104,22 @@ def printed_by_gate() -> dict[str, Any]:
     return {
         key: value for key, value in read.items() if key.startswith(("gate_", "small_sweep_gate_"))
     }
+
+
+def show(figures: dict[str, Any]) -> None:
+    """Print a table for each data set."""
+    for name, policies in figures["data_sets"].items():
+        keys = [key for key in next(iter(policies.values())) if not key.endswith(("_lo", "_hi"))]
+        table = Table("policy", *keys, title=name)
+        for policy, row in policies.items():
+            table.add_row(policy, *(_cell(row, key) for key in keys))
+        console.print(table)
+
+
+def _cell(row: dict[str, float | None], key: str) -> str:
+    ends = [row.get(f"{key}{end}") for end in ("_lo", "_hi")]
+    shown = ["-" if each is None else f"{each:.4g}" for each in (row.get(key), *ends)]
+    return shown[0] if None in ends else f"{shown[0]} [{shown[1]}, {shown[2]}]"
 
 
 if __name__ == "__main__":

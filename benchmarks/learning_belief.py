@@ -1,7 +1,7 @@
 """What the belief is worth, probe by probe, and whether its rivals come near.
 
 * `few_shot_figures`: judge's worlds probed by what the belief finds worth it, against random probes
-  and against times interpolated between the same probes.
+  and against times interpolated between the same probes; and the three shipped systems.
 * `rival_figures`: other ways to probe and to choose, after 48 decisions (learning_rivals.py).
 
 A probe is one noisy time (sd 2 %) of one config at one size; NCCL's own choice at that size is
@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import numpy as np
 from harness import parallel
-from judge_worlds import Floats, Ints, Table, judge_tables
+from judge_worlds import DISTINCT, SHIPPED, Floats, Ints, Table, judge_tables, shipped_table
 from learning_rivals import WAYS, Probes, interpolated, nearest, spread_out
 
-from dynamiccl.belief import SLOWER
+from dynamiccl.belief import SLOWER, Belief
 
 #: Numbers of probes after which a table is judged, and what one counts that is never good enough.
 LOOKS: Final = (0, 5, 10, 15, 20, 25, 30, 40, 60, 80, 120, 160, 200)
@@ -25,6 +25,9 @@ NEVER: Final = 400
 WITHIN: Final = 0.02
 #: Rivals' decisions to probe, each with NCCL's own choice beside it.
 DECISIONS: Final = 48
+SEEDS: Final = 3
+#: Spreads of a 90 % interval.
+_COVERED: Final = 1.645
 _BOOTSTRAPS: Final = 1000
 Row = dict[str, Any]
 Statistic = Callable[[Sequence[Row]], float]
@@ -43,6 +46,18 @@ def judged(log_time: Floats, chosen: Ints) -> Row:
         "worse": int(np.count_nonzero(mine - own > np.log1p(SLOWER))),
         "gain": float((own - mine).sum()),
         "possible": float((own - best).sum()),
+    }
+
+
+def covered(belief: Belief, log_time: Floats, chosen: Ints) -> Row:
+    """How many true gains are in their 90 % intervals: of all places, and of the chosen configs."""
+    true = log_time[:, :1] - log_time
+    is_in = np.abs(true - belief.gain) <= _COVERED * belief.spread
+    rows = np.flatnonzero(chosen)
+    return {
+        "inside": int(np.count_nonzero(is_in[:, 1:])),
+        "places": is_in[:, 1:].size,
+        "chosen_inside": int(np.count_nonzero(is_in[rows, chosen[rows]])),
     }
 
 
@@ -72,9 +87,9 @@ def with_interval(name: str, rows: Sequence[Row], statistic: Statistic) -> dict[
     return {name: statistic(rows), f"{name}_lo": low, f"{name}_hi": high}
 
 
-def upper(rows: Sequence[Row]) -> float:
-    """Upper end of the share of slower sizes, of those at which it acts."""
-    return with_interval("share", rows, ratio("worse", "acts"))["share_hi"]
+def upper(rows: Sequence[Row], under: str) -> float:
+    """Upper end of the share of slower sizes, of those at which it acts or of all."""
+    return with_interval("share", rows, ratio("worse", under))["share_hi"]
 
 
 # --- probe by probe ---
@@ -96,7 +111,7 @@ def play(table: Table, seed: int, way: str, looks: Sequence[int]) -> list[Row]:
         measured = spread_out(places, log_us, probes.can.shape)
         sizes, caution = probes.prior.grid.log2_sizes, belief.caution()
         chosen = belief.decide()
-        ours = judged(table.log_time_us, chosen)
+        ours = judged(table.log_time_us, chosen) | covered(belief, table.log_time_us, chosen)
         rivals = {
             "interpolated": interpolated(belief.is_near, caution, measured, sizes),
             "measured": nearest(measured, sizes),
@@ -109,7 +124,7 @@ def play(table: Table, seed: int, way: str, looks: Sequence[int]) -> list[Row]:
 
 
 def few_shot_figures(count: int) -> dict[str, Any]:
-    """Curves of `count` worlds, and probes to 2 % of regret."""
+    """Curves of `count` worlds and of the shipped systems, and probes to 2 % of regret."""
     tables = judge_tables(count, 0)
     jobs = [(table, i, "worth", LOOKS) for i, table in enumerate(tables)]
     jobs += [(table, i, "random", LOOKS) for i, table in enumerate(tables[: count // 2])]
@@ -118,13 +133,35 @@ def few_shot_figures(count: int) -> dict[str, Any]:
     figures: dict[str, Any] = {"few_shot_worlds": count, **_probes(ours, "probes")}
     figures |= _probes(of(rows, way="random", choose="belief"), "random_probes")
     figures |= _probes(of(rows, way="worth", choose="interpolated"), "interpolated_probes")
-    late = [each for look, each in by(ours, "look").items() if look > 0]
-    figures["few_shot_share_worse"] = max(map(upper, late))
+    figures |= _safety(ours, "few_shot")
+    late = [row for row in ours if row["look"] > 0]
+    by_world = [summed(each) for each in by(late, "world").values()]
+    figures |= with_interval("coverage", by_world, ratio("inside", "places"))
+    figures |= with_interval("coverage_chosen", by_world, ratio("chosen_inside", "acts"))
     figures["few_shot"] = {
         f"{way}, {choose}": _curve(of(rows, way=way, choose=choose))
         for way, choose in (("worth", "belief"), ("random", "belief"), ("worth", "interpolated"))
     }
-    return figures
+    return figures | _shipped_figures()
+
+
+def _shipped_figures() -> dict[str, Any]:
+    """After how many probes the mean regret of a shipped system's tables stays within 2 %."""
+    tables = {name: [shipped_table(name, each) for each in DISTINCT] for name in SHIPPED}
+    seeds = range(SEEDS)
+    jobs = [(t, s, "worth", LOOKS) for s in seeds for each in tables.values() for t in each]
+    rows = of(in_parallel(play, jobs), choose="belief")
+    found: dict[str, Any] = {}
+    for name, of_system in tables.items():
+        names = {table.name for table in of_system}
+        mine = [row for row in rows if row["world"] in names]
+        each = list(by(mine, "world", "seed").values())
+        found |= with_interval(
+            f"probes_to_2pct_{name}",
+            [{"rows": part} for part in each],
+            lambda drawn: probes_within([row for part in drawn for row in part["rows"]]),
+        )
+    return found
 
 
 def probes_within(rows: Sequence[Row]) -> float:
@@ -144,6 +181,15 @@ def _probes(rows: Sequence[Row], name: str) -> dict[str, float]:
         lambda drawn: float(np.median([each["probes"] for each in drawn])),
     )
     return median | with_interval(f"{name}_mean_2pct", counts, mean_of("probes"))
+
+
+def _safety(rows: Sequence[Row], name: str) -> dict[str, float]:
+    """Upper ends of the share of slower sizes at the worst look."""
+    looks = [each for look, each in by(rows, "look").items() if look > 0]
+    return {
+        f"{name}_share_worse": max(upper(each, "acts") for each in looks),
+        f"{name}_share_worse_all": max(upper(each, "sizes") for each in looks),
+    }
 
 
 def _curve(rows: Sequence[Row]) -> dict[str, Any]:
@@ -203,5 +249,5 @@ def by(rows: Iterable[Row], *names: str) -> Mapping[Any, list[Row]]:
 
 def summed(rows: Sequence[Row]) -> Row:
     """The first row, with the sums of what is summed over sizes."""
-    counts = ("sizes", "acts", "worse", "gain", "possible")
+    counts = ("sizes", "acts", "worse", "gain", "possible", "inside", "places", "chosen_inside")
     return rows[0] | {n: sum(row[n] for row in rows) for n in counts if n in rows[0]}

@@ -79,7 +79,8 @@ def shape_figures(out: Path, seeds: int) -> dict[str, Any]:
         name = "shape_left_out" if policy == BELIEF else f"shape_left_out_{policy}"
         figures |= with_interval(f"{name}_mean_regret", mine, mean_of("regret"))
         figures |= with_interval(f"{name}_gain_kept", by_turn, ratio("gain", "possible"))
-        figures[f"{name}_share_worse"] = upper(by_turn)
+        figures[f"{name}_share_worse"] = upper(by_turn, "acts")
+        figures[f"{name}_share_worse_all"] = upper(by_turn, "sizes")
     return figures
 
 

@@ -1,8 +1,9 @@
 """Ways to probe a table, and to choose from what was probed: a belief's, and its rivals'.
 
 To probe: where a measurement is worth most to the belief; where an adaptive sweep would draw; at
-random; AutoCCL's coordinate descent. To choose: the belief; times interpolated between sizes, which
-act by the same rule; the fastest that was measured at the nearest size, which knows no caution.
+random; a rule that an expert tries by hand; AutoCCL's coordinate descent; Optuna's TPE. To
+choose: the belief; times interpolated between sizes, which act by the same rule; the fastest that
+was measured at the nearest size, which knows no caution.
 
 A place is size x A + config of a table of S sizes and A configs, NCCL's own choice the first.
 """
@@ -15,6 +16,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import optuna
 from judge_worlds import Floats, Ints, Table
 from numpy.polynomial.hermite_e import hermegauss
 
@@ -194,6 +196,31 @@ def at_random(probes: Probes) -> Way:
     return Way(lambda: int(probes.random.choice(there)))
 
 
+def by_rule(probes: Probes) -> Way:
+    """What an expert tries: at some sizes each algorithm and protocol with the most channels."""
+    most: dict[tuple[Algorithm | None, Protocol | None], int] = {}
+    for action, config in enumerate(probes.table.configs[1:], start=1):
+        cell = config.algorithm, config.protocol
+        known = probes.table.configs[most.get(cell, action)].num_channels or 0
+        if (config.num_channels or 0) >= known:
+            most[cell] = action
+    num_sizes, num_configs = probes.can.shape
+    places = [
+        size * num_configs + action
+        for size in coarse_to_fine(num_sizes)
+        for action in most.values()
+    ]
+    left = [place for place in places if probes.can.flat[place]]
+    every = list(left)
+
+    def pick() -> int:
+        if not left:
+            left.extend(every)
+        return int(left.pop(0))
+
+    return Way(pick)
+
+
 def by_descent(probes: Probes) -> Way:
     """AutoCCL's search of one size after the other (serve/search/autoccl.py)."""
     table, (num_sizes, num_configs) = probes.table, probes.can.shape
@@ -224,11 +251,39 @@ def by_descent(probes: Probes) -> Way:
     return Way(pick, tell)
 
 
+def by_tpe(probes: Probes) -> Way:
+    """Optuna's tree-structured Parzen estimator, over sizes, cells and channels."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    sampler = optuna.samplers.TPESampler(seed=int(probes.random.integers(2**31)))
+    study = optuna.create_study(sampler=sampler)
+    num_sizes, num_configs = probes.can.shape
+    configs = probes.table.configs[1:]
+    options = list(dict.fromkeys(config.num_channels for config in configs))
+    asked: list[optuna.Trial] = []
+    space = {
+        "size": optuna.distributions.IntDistribution(0, num_sizes - 1),
+        "cell": optuna.distributions.CategoricalDistribution(range(len(configs) // len(options))),
+        "option": optuna.distributions.IntDistribution(0, len(options) - 1),
+    }
+
+    def pick() -> int:
+        asked.append(study.ask(space))
+        told = asked[-1].params
+        return int(told["size"] * num_configs + 1 + told["cell"] * len(options) + told["option"])
+
+    def tell(log_ratio: float) -> None:
+        study.tell(asked[-1], log_ratio)
+
+    return Way(pick, tell)
+
+
 WAYS: Final[dict[str, Callable[[Probes], Way]]] = {
     "worth": by_worth,
     "draws": by_draws,
     "random": at_random,
+    "rule": by_rule,
     "coordinate descent": by_descent,
+    "TPE": by_tpe,
 }
 
 

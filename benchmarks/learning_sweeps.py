@@ -60,7 +60,8 @@ def sweep_figures(count: int) -> dict[str, Any]:
     ours, rival = (of(grids, choose=each) for each in ("belief", "interpolated"))
     figures: dict[str, Any] = {
         "grid_worlds": count,
-        "grid_share_worse": upper(ours),
+        "grid_share_worse": upper(ours, "acts"),
+        "grid_share_worse_all": upper(ours, "sizes"),
         **with_interval("grid_mean_regret", ours, mean_of("regret")),
         **with_interval("grid_gain_kept", ours, ratio("gain", "possible")),
         **with_interval("grid_interpolated_mean_regret", rival, mean_of("regret")),
@@ -70,18 +71,18 @@ def sweep_figures(count: int) -> dict[str, Any]:
     for choose, mine in by(noisy, "choose").items():
         name = "noisy" if choose == "belief" else f"noisy_{choose}"
         figures |= with_interval(f"{name}_gain_kept", mine, ratio("gain", "possible"))
-        figures[f"{name}_share_worse"] = upper(mine)
+        figures[f"{name}_share_worse"] = upper(mine, "acts")
     worth_it = list(_worth_it(tables))
     small = in_parallel(_small_sweep, [(t, draw) for t in worth_it for draw in range(SWEEPS_DRAWN)])
     # `near`: of what is left out the sizes at which the belief may act.
-    for where in ("measured", "near"):
+    for where in ("measured", "left_out", "near"):
         for choose, name in (("belief", ""), ("interpolated", "_interpolated")):
             mine = of(small, where=where, choose=choose)
             by_table = [summed(each) for each in by(mine, "world").values()]
             prefix = "small_sweep_" if where == "measured" else f"small_sweep_{where}_"
             kept = f"{prefix}{'gain_' if where == 'measured' else ''}kept{name}"
             figures |= with_interval(kept, by_table, ratio("gain", "possible"))
-            figures[f"{prefix}share_worse{name}"] = upper(by_table)
+            figures[f"{prefix}share_worse{name}"] = upper(by_table, "acts")
     return figures
 
 
@@ -144,14 +145,19 @@ def _small_sweep(table: Table, draw: int) -> list[Row]:
     sweep = small_sweep(table, np.random.default_rng(draw))
     part = _part(table, sweep.rows, sweep.columns)
     grid, can = grid_of(part), np.isfinite(part.log_time_us)
-    measured = choices(grid, sweep.log_times_us, can), np.ones(len(can), dtype=np.bool_)
-    near = _octaves_left_out(grid, sweep.log_times_us, can), _has_near(grid)
+    found = {"measured": choices(grid, sweep.log_times_us, can)}
+    found["left_out"] = _octaves_left_out(grid, sweep.log_times_us, can)
+    near = _has_near(grid)
     about = {"world": table.name, "draw": draw}
-    return [
-        about | {"where": where, "choose": name} | judged(part.log_time_us[at], chosen[at])
-        for where, (both, at) in {"measured": measured, "near": near}.items()
+    rows = [
+        about | {"where": where, "choose": name} | judged(part.log_time_us, chosen)
+        for where, both in found.items()
         for name, chosen in both.items()
     ]
+    for name, chosen in found["left_out"].items():
+        scores = judged(part.log_time_us[near], chosen[near])
+        rows.append(about | {"where": "near", "choose": name} | scores)
+    return rows
 
 
 def choices(grid: Grid, log_times_us: Floats, allowed: Bools) -> dict[str, Ints]:
@@ -236,7 +242,7 @@ def public_figures() -> dict[str, Any]:
     for name, choose in (("", "belief"), ("interpolated_", "interpolated"), ("nccl_", "own")):
         mine = of(rows, choose=choose)
         figures |= with_interval(f"public_{name}mean_regret", mine, mean_of("regret"))
-        figures[f"public_{name}share_worse"] = upper(mine)
+        figures[f"public_{name}share_worse"] = upper(mine, "acts")
     return figures | with_interval("public_less_interpolated", apart, mean_of("less"))
 
 

@@ -128,7 +128,7 @@ def gate_command(
     """Allow bins where fresh runs show a gain over NCCL's default; all others abstain.
 
     With --plan FRESH.toml it writes the sweep of these fresh runs: only where the policy acts, only
-    its config and the default, in five runs. With --slack what takes fewer
+    its config and the default, so often as the gate's test needs. With --slack what takes fewer
     channels than NCCL's own choice may lose less than that: never slower is said of the step then;
     with --objective job it may lose what the compute beside it gets back.
 
@@ -140,7 +140,7 @@ def gate_command(
     if plan is None:
         name, shown, document = "gate", *_judge(data, out, known, load, q)
     else:
-        shown = document = _plan(plan, sweep, known, load)
+        shown = document = _plan(plan, sweep, known, load, q)
         name = "plan"
     from dynamiccl.evaluate.page import show_result
 
@@ -166,7 +166,9 @@ def _load(
 _Load = Callable[[], tuple["TorchPolicy", Path]]
 
 
-def _plan(write: Path, sweep: Path | None, known: Path | None, load: _Load) -> dict[str, Any]:
+def _plan(
+    write: Path, sweep: Path | None, known: Path | None, load: _Load, q: float
+) -> dict[str, Any]:
     if sweep is None or known is None:
         missing = "--sweep SWEEP.toml" if sweep is None else "--known DATA"
         raise UserError(
@@ -187,7 +189,7 @@ def _plan(write: Path, sweep: Path | None, known: Path | None, load: _Load) -> d
 
         loaded, _ = load()
         trained = FreshRuns(read(known), loaded.manifest.actions())
-        return plan_gate(loaded, trained, base, write)
+        return plan_gate(loaded, trained, base, write, q=q)
 
 
 def _judge(

@@ -192,6 +192,16 @@ class FreshRuns:
         runs = pairs.group_by(_RUN).agg(gain=(pl.col("default") - pl.col("config")).mean())
         return runs.sort(_RUN)["gain"].to_numpy().astype(np.float64)
 
+    def within_runs(self, support: Support, collective: str, bins: Sequence[int]) -> float:
+        """Variance of a run's mean ln default time by noise within processes; 0.0 if unknown."""
+        rows = self._of(support, collective, bins, action=ABSTAIN_ACTION)
+        by_place = rows.group_by([*_PAIR, "default_scope"])
+        repeated = by_place.agg(var=pl.col("time_us").log().var()).drop_nulls("var")
+        if repeated.is_empty():
+            return 0.0
+        num_means = repeated.select(_PAIR).n_unique() / repeated.select(_RUN).n_unique()
+        return float(np.mean(repeated["var"].to_numpy())) / num_means
+
     def least_gain(self, support: Support, cell: Cell) -> float | None:
         """ln(default / config) that the mean must exceed; None if the noise is not known."""
         if cell.loss is not None:

@@ -14,10 +14,14 @@ For every size bin of every group shape that a table would be made for:
 * everything else abstains, and so does whatever the data set never had: other hardware, another
   minor version of NCCL, another group shape.
 
-The sweep that it needs (`plan_gate`) measures the bins where the policy acts, two configs, in five
-runs. The proof takes no longer than the sweep that it is of: where it would, sizes that the sweep
-lacked, which need processes of their own, are left to the bins around them, and then there are
-fewer runs, three at least.
+The sweep that it needs (`plan_gate`) measures the bins where the policy acts, two configs, often
+enough. How often follows from the policy's training data: in each bin the mean gain, less one
+standard error (the policy chose what looked best), and its deviation between runs, both with the
+variance that the gate would take; its test has the power of a noncentral t. Each run is new
+processes, whose starts are most of the cost: several repeats in each take away noise for less than
+further runs. The proof takes no longer than the sweep that it is of: where it would, sizes that the
+sweep lacked, which need processes of their own, are left to the bins around them, and then there
+are fewer runs, three at least.
 """
 
 import json
@@ -32,6 +36,7 @@ from typing import Any, Final
 
 import numpy as np
 import polars as pl
+from scipy import stats
 
 from dynamiccl.collect.grid import RANK_GRAIN_BYTES, Setting, Trial, octave_ladder
 from dynamiccl.collect.plan import Plan, make_plan
@@ -48,13 +53,14 @@ from dynamiccl.datasets.cells import run_names
 from dynamiccl.datasets.features import TUNED, Observations
 from dynamiccl.datasets.manifest import GATE_NAME, POLICY_NAME, TRIGGER_NAME, Manifest, Support
 from dynamiccl.datasets.questions import (
+    REACH_BINS,
     cold_questions,
     count_of,
     decide,
     table_bins,
     table_supports,
 )
-from dynamiccl.errors import CorruptFile, UserError
+from dynamiccl.errors import CorruptFile, NotEnoughData, UserError
 from dynamiccl.evaluate.evidence import (
     MIN_RUNS,
     Cell,
@@ -63,6 +69,7 @@ from dynamiccl.evaluate.evidence import (
     Verdict,
     passing,
     place_of,
+    shrunk,
 )
 from dynamiccl.evaluate.page import render
 from dynamiccl.nccl import ABSTAIN, Collective
@@ -310,50 +317,102 @@ def read_gated(policy_dir: Path) -> Gated | None:
     return Gated(q, [wanted.get(cell.key, cell) for cell in every], manifest)
 
 
-#: Planned runs: three let nearly all of a gain pass that is far beyond the noise
-#: (benchmarks/bench_gate.py), two more are for smaller ones.
-RUNS: Final = 5
-#: In one process: its start is most of the cost, and the median of four takes away noise.
+#: Most planned repeats, and numbers for which the plan says what would pass.
+MOST_CYCLES: Final = 40
+TOLD_CYCLES: Final = (3, 4, 5, 8, 12, 20)
+#: Share that must pass, of the bins that can.
+POWER: Final = 0.8
+#: Bins less likely to pass, at MOST_CYCLES, are left out.
+_LEAST_POWER: Final = 0.5
+#: In one process, and the variances of one measurement that they take away, of a config measured
+#: once and a default measured twice: the median of four normal draws has 0.298.
 _REPEATS: Final = 4
-_Wanted = tuple[Cell, Support]
+_LESS_NOISE: Final = (1.0 - 0.298) + (0.5 - 0.298)
 
 
-def plan_gate(policy: TorchPolicy, trained: FreshRuns, base: Sweep, write: Path) -> dict[str, Any]:
-    """Write the fresh sweep for a policy into `write`, and say how long it takes.
+@dataclass(frozen=True, slots=True)
+class _ExpectedGain:
+    """Expected gain of a bin, beyond the noise band or above its allowed loss."""
 
-    `base` is the sweep whose cluster it is. Raises UserError where the policy wants nothing there,
-    InvalidSweep where `base` lacks a config.
+    cell: Cell
+    support: Support
+    #: ln(default / config), and in standard deviations of one run; None: unknown.
+    gain: float | None = None
+    effect: float = 0.0
+    #: Degrees of freedom that the other bins add.
+    prior: float = 0.0
+    #: Whether the training data measured this very bin.
+    is_own: bool = False
+
+    def power(self, cycles: int, level: float) -> float:
+        """Probability that the gate's test passes the bin."""
+        if self.gain is None:
+            return 0.0
+        freedom = cycles - 1 + self.prior
+        limit = stats.t.ppf(1.0 - level, freedom)
+        return float(stats.nct.sf(limit, freedom, self.effect * np.sqrt(cycles)))
+
+
+def plan_gate(
+    policy: TorchPolicy,
+    trained: FreshRuns,
+    base: Sweep,
+    write: Path,
+    *,
+    q: float,
+) -> dict[str, Any]:
+    """Write the fresh sweep for a policy into `write`, and say what the gate would make of it.
+
+    `base` is the sweep whose cluster it is; `is_cut`: fewer bins or runs than wanted, to take no
+    longer than it. Raises UserError where the policy wants nothing there, NotEnoughData where no
+    bin could pass, InvalidSweep where `base` lacks a config.
     """
     manifest = policy.manifest
-    wanted = _wanted(policy, base)
-    swept = [
-        (cell, support)
-        for cell, support in wanted
-        if cell.bin in trained.measured_bins(support, cell.collective)
-    ]
+    hopes = _expected(trained, _wanted(policy, base))
+    # Benjamini and Hochberg compare the last that passes with q times the share that does.
+    able = [hope for hope in hopes if hope.power(MOST_CYCLES, q / 2) >= _LEAST_POWER]
+    if not able:
+        raise NotEnoughData(
+            f"in none of the {len(hopes)} size bins in which the policy acts do the data that it "
+            f"was trained on show what {MOST_CYCLES} runs would tell from noise, for a test of "
+            f"{Gated(q, [], manifest).test}"
+        )
+    tried = range(MIN_RUNS, MOST_CYCLES)
+    enough = (n for n in tried if np.mean([hope.power(n, q / 2) for hope in able]) >= POWER)
+    cycles = next(enough, MOST_CYCLES)
+    kept, left_out = _kept(hopes, able)
     name = _fresh_name(base.file.name, manifest)
-    sweep_hours = min(make_plan(base)["hours"], base.file.budget.max_hours or np.inf)
-    kept, cycles = wanted, RUNS
     fresh, plan = _fresh_sweep(base, name, kept, manifest, cycles)
-    if plan["hours"] > sweep_hours and swept:
+    sweep_hours = min(make_plan(base)["hours"], base.file.budget.max_hours or np.inf)
+    swept = [hope for hope in kept if hope.is_own]
+    is_cut = plan["hours"] > sweep_hours
+    if is_cut and swept:
+        reason = "sizes that the sweep lacked are left to their neighbours"
+        left_out[reason] = len(kept) - len(swept)
         kept = swept
         fresh, plan = _fresh_sweep(base, name, kept, manifest, cycles)
-    if plan["hours"] > sweep_hours:
+    if is_cut and plan["hours"] > sweep_hours:
         cycles = max(MIN_RUNS, int(cycles * sweep_hours / plan["hours"]))
         fresh, plan = _fresh_sweep(base, name, kept, manifest, cycles)
     write.write_text(fresh.text, encoding="utf-8")
     return {
         "name": name,
-        "bins_wanted": len(wanted),
+        "bins_wanted": len(hopes),
         "bins_planned": len(kept),
         "cycles": cycles,
+        "expected_to_pass": _outlook(kept, cycles, q)["bins"],
+        "by_runs": [
+            _outlook(kept, n, q) | {"hours": plan["hours"] * n / cycles} for n in TOLD_CYCLES
+        ],
+        "left_out": left_out,
         "sweep_hours": sweep_hours,
+        "is_cut": is_cut,
         "sweep": plan,
         "written": str(write),
     }
 
 
-def _wanted(policy: TorchPolicy, base: Sweep) -> list[_Wanted]:
+def _wanted(policy: TorchPolicy, base: Sweep) -> list[_ExpectedGain]:
     manifest = policy.manifest
     groups = [group for group in base.file.groups if group.split is None]
     shapes = {(group.num_nodes, group.ranks_per_node) for group in groups}
@@ -371,7 +430,7 @@ def _wanted(policy: TorchPolicy, base: Sweep) -> list[_Wanted]:
             "has to see how many channels ran: leave that line out"
         )
     wanted = [
-        (cell, support)
+        _ExpectedGain(cell, support)
         for support in supports
         for cell in wanted_cells(policy, support)
         if cell.is_wanted
@@ -384,22 +443,71 @@ def _wanted(policy: TorchPolicy, base: Sweep) -> list[_Wanted]:
     return wanted
 
 
+def _outlook(kept: Sequence[_ExpectedGain], cycles: int, q: float) -> dict[str, float]:
+    powers = np.array([hope.power(cycles, q / 2) for hope in kept])
+    gains = np.array([max(hope.gain or 0.0, 0.0) for hope in kept])
+    share = float(powers @ gains / max(gains.sum(), 1e-12))
+    return {"runs": cycles, "bins": float(powers.sum()), "share_of_gain": share}
+
+
+def _expected(trained: FreshRuns, hopes: Sequence[_ExpectedGain]) -> list[_ExpectedGain]:
+    """With the gain of each bin, or of the nearest one measured with its config."""
+    found, told = list(hopes), []
+    for i, hope in enumerate(hopes):
+        cell, least = hope.cell, trained.least_gain(hope.support, hope.cell)
+        for distance in range(REACH_BINS + 1):
+            near = sorted({cell.bin - distance, cell.bin + distance})
+            gains = trained.gains(hope.support, cell.collective, near, cell.action)
+            if least is not None and len(gains) > 1:
+                within = trained.within_runs(hope.support, cell.collective, near)
+                told.append((i, gains - least, within, distance == 0))
+                break
+    spread = shrunk([gains for _, gains, _, _ in told])
+    for each, variance, df in zip(told, *spread, strict=True):
+        i, gains, within, is_own = each
+        surely = float(np.mean(gains) - np.sqrt(variance / len(gains)))
+        # So few runs do not tell well how much of their noise is between them.
+        left = max(variance - _LESS_NOISE * within, variance / 4)
+        prior = float(df) - (len(gains) - 1)
+        effect = surely / float(np.sqrt(left))
+        found[i] = replace(found[i], gain=surely, effect=effect, prior=prior, is_own=is_own)
+    return found
+
+
+def _kept(
+    hopes: Sequence[_ExpectedGain], able: Sequence[_ExpectedGain]
+) -> tuple[list[_ExpectedGain], dict[str, int]]:
+    reach: dict[tuple[object, ...], list[int]] = {}
+    for hope in able:
+        reach.setdefault((hope.cell.key[:4], hope.cell.action), []).append(hope.cell.bin)
+    kept, left_out = [], Counter[str]()
+    for hope in hopes:
+        bins = reach.get((hope.cell.key[:4], hope.cell.action), [])
+        if bins and min(bins) <= hope.cell.bin <= max(bins):
+            kept.append(hope)
+        elif hope.gain is None:
+            left_out["the data trained on do not tell its gain"] += 1
+        else:
+            left_out[f"its gain would not pass in {MOST_CYCLES} runs"] += 1
+    return kept, dict(left_out)
+
+
 def _fresh_sweep(
-    base: Sweep, name: str, kept: Sequence[_Wanted], manifest: Manifest, cycles: int
+    base: Sweep, name: str, kept: Sequence[_ExpectedGain], manifest: Manifest, cycles: int
 ) -> tuple[Sweep, Plan]:
     """Trials of the base's grid, NCCL's choice too; raises UserError without a size."""
     file, configs = base.file, manifest.actions().configs
     groups = [group for group in file.groups if group.split is None]
     sizes, only = set[int](), dict[str, None]()
-    for (cell, support), group, datatype in product(kept, groups, file.datatypes):
+    for hope, group, datatype in product(kept, groups, file.datatypes):
         shape = group.num_nodes, group.ranks_per_node
-        if shape != (support.num_nodes, support.ranks_per_node):
+        if shape != (hope.support.num_nodes, hope.support.ranks_per_node):
             continue
-        collective = Collective.parse(cell.collective)
+        collective = Collective.parse(hope.cell.collective)
         setting = Setting(collective, *shape, group.hosts, group.ranks_per_host, datatype)
-        for size in _sizes_in(cell.bin, setting):
+        for size in _sizes_in(hope.cell.bin, setting):
             sizes.add(size)
-            for config in (ABSTAIN, configs[cell.action]):
+            for config in (ABSTAIN, configs[hope.cell.action]):
                 only[Trial(setting, size, config).key] = None
     if not only:
         raise UserError("none of the size bins holds a size of whole shares of a rank")

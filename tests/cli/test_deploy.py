@@ -77,7 +77,7 @@ def test_policy_that_is_no_torchscript_is_exit_3(
     assert "policy.pt is not a TorchScript file" in line
 
 
-ASK = ("--collective", "AllReduce", "--ranks", 32, "--nodes", 4)
+ASK = ("--collective", "AllReduce", "--group", "4x8")
 
 
 def test_it_says_what_the_table_says(gated_dir: Path, shell: Shell, tmp_path: Path) -> None:

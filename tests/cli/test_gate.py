@@ -58,7 +58,8 @@ def test_gate_plans_its_sweep_from_the_files_that_are_there(
     assert "needs --sweep SWEEP.toml" in refused(shell(*gate, "--known", data_dir), 2)
     full = (*gate, "--sweep", "sweep.toml", "--known", data_dir)
     found = shell(*full)
-    assert "under its config and NCCL's default, in 5 runs" in found.out
+    assert "\n 3 runs, " in found.out
+    assert "% of the gain" in found.out
     assert "dynamiccl-collect run fresh.toml" in found.out
     assert "exists already" in refused(shell(*full), 2)
     run = ("dynamiccl-collect", "run", "fresh.toml", "--runner", "simulator", "--out", "fresh")
