@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, cast
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -29,11 +28,10 @@ from dynamiccl.datasets.manifest import (
 )
 from dynamiccl.datasets.schema import SCHEMA_VERSION
 from dynamiccl.datasets.store import git_commit
-from dynamiccl.drawn_worlds import Floats
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.files import replacing
 from dynamiccl.train import tracking
-from dynamiccl.train.cautious_fit import Calibration, fit_tables
+from dynamiccl.train.cautious_fit import fit_tables
 from dynamiccl.train.data import TrainingData, base_residuals, load_data
 from dynamiccl.train.loop import Loop, read_state
 from dynamiccl.train.networks import ActionInputs, Network
@@ -194,7 +192,7 @@ class _Training:
             scratch = Path(folder)
             (scratch / POLICY_FOLDER).mkdir()
             if self.recipe.algorithm in CAUTIOUS:
-                made = self._fit_tables(scratch)
+                made = self._fit_tables()
             else:
                 made = self._fit_networks(state)
             summary = self._end(scratch, *made)
@@ -258,7 +256,7 @@ class _Training:
         found |= {"validation_regret": regret, "abstain_margin": margin}
         return module, {"abstain_margin": margin}, found
 
-    def _fit_tables(self, scratch: Path) -> _Made:
+    def _fit_tables(self) -> _Made:
         data, alpha, started = self.data, self.recipe.alpha, time.monotonic()
         fitted = fit_tables(
             data, alpha=alpha, progress=lambda done, count: self.progress(done, count, {})
@@ -275,18 +273,13 @@ class _Training:
             "widened": fitted.widened,
             "stretched": fitted.stretched,
         }
-        figures = {"prior_widened": fitted.widened, "spread_stretched": fitted.stretched}
-        for name, of in (("sizes", fitted.of_sizes), ("shapes", fitted.of_shapes)):
-            every = Calibration.joined(of)
-            keep = sum(each.least_alpha() <= alpha for each in of)
-            figures[f"calibration_tasks_{name}"] = float(len(every))
-            figures[f"machines_that_keep_alpha_{name}"] = float(keep)
-            if len(every):
-                figures[f"coverage_90_{name}"] = every.coverage
-        every = Calibration.joined(fitted.of_sizes)
-        (scratch / "plots").mkdir()
-        path = scratch / "plots" / "calibration.png"
-        _plot_calibration(path, every.predicted, every.measured, every.reach)
+        figures = {
+            "prior_widened": fitted.widened,
+            "spread_stretched": fitted.stretched,
+            "calibration_tasks": float(len(fitted.left_out)),
+        }
+        if len(fitted.left_out):
+            figures["coverage_90"] = fitted.left_out.coverage
         return fitted.policy, figures, found
 
     def _end(
@@ -357,22 +350,3 @@ class _Training:
             trigger=watching,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         ).write(folder)
-
-
-def _plot_calibration(path: Path, predicted: Floats, measured: Floats, reach: Floats) -> None:
-    from matplotlib.figure import Figure  # takes a second to import
-
-    figure = Figure(figsize=(4.8, 4.4), layout="constrained")
-    axes = figure.subplots()
-    predicted, measured = 100.0 * np.expm1(predicted), 100.0 * np.expm1(measured)
-    axes.errorbar(predicted, measured, xerr=100.0 * reach, fmt="o", ms=3, lw=0.6, color="tab:blue")
-    both = np.concatenate([predicted, measured])
-    ends = [float(both.min()), float(both.max())]
-    axes.plot(ends, ends, color="grey", linestyle="--", label="as predicted")
-    axes.axhline(0.0, color="tab:red", linewidth=0.8, label="NCCL's own choice")
-    axes.set(xlabel="predicted gain, 90 % interval (%)", ylabel="measured gain (%)")
-    margin = 0.1 * (ends[1] - ends[0])
-    axes.set_xlim(ends[0] - margin, ends[1] + margin)  # intervals may be far wider
-    axes.legend(loc="upper left", fontsize=8)
-    axes.grid(visible=True, alpha=0.3)
-    figure.savefig(path, dpi=120)

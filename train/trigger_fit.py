@@ -47,8 +47,7 @@ from dynamiccl.train.trigger import (
 )
 
 Progress = Callable[[str, int, int], None]
-#: Log times (N,) to alarms (N,).
-Watch = Callable[[FloatArray], npt.NDArray[np.bool_]]
+Bools = npt.NDArray[np.bool_]
 #: The fewest calls of a series.
 SHORTEST: Final = 8
 FEWEST: Final = 256
@@ -150,7 +149,7 @@ class Series:
         is_first = np.arange(len(self.values)) < ends[owner]
         return self._where(is_first, owner), self._where(~is_first, owner)
 
-    def _where(self, kept: npt.NDArray[np.bool_], owner: npt.NDArray[np.int64]) -> "Series":
+    def _where(self, kept: Bools, owner: npt.NDArray[np.int64]) -> "Series":
         counts = np.bincount(owner[kept], minlength=len(self.scales))
         starts = np.concatenate([[0], np.cumsum(counts[counts > 0])])
         return Series(self.values[kept], self.sizes[kept], starts, self.scales[counts > 0])
@@ -234,7 +233,7 @@ def _average_series(frame: pl.DataFrame) -> list[_Pair]:
     return [(a, np.zeros_like(a)) for a in arrays if len(a) >= FEWEST_REPEATS]
 
 
-def _quiet_calls(log_time: FloatArray) -> npt.NDArray[np.bool_]:
+def _quiet_calls(log_time: FloatArray) -> Bools:
     if len(log_time) < 2 * _STRETCH:
         return np.ones(len(log_time), dtype=np.bool_)
     middle = np.median(log_time)
@@ -247,46 +246,24 @@ def _quiet_calls(log_time: FloatArray) -> npt.NDArray[np.bool_]:
     return np.asarray(~reach)
 
 
-class Peaks:
-    """Peaks of excursions above zero over N streams."""
+def peaks_of(statistic: npt.NDArray[Any], rest: float = 0.0) -> npt.NDArray[np.float64]:
+    """(P,) the peaks of excursions above `rest` of streams (T, N), largest first."""
+    steps, width = statistic.shape
+    excursion = np.cumsum(statistic <= rest, axis=0) + np.arange(width) * (steps + 1)
+    peaks = np.full(width * (steps + 1), rest)
+    np.maximum.at(peaks, excursion.ravel(), statistic.ravel())
+    return np.sort(peaks[peaks > rest])[::-1]
 
-    def __init__(self, width: int, floor: float = 0.0) -> None:
-        self._peak = np.zeros(width)
-        self._found: list[npt.NDArray[np.float64]] = []
-        self._floor = floor
-        self.calls = 0
 
-    def take(self, statistic: npt.NDArray[Any], at_rest: npt.NDArray[np.bool_]) -> None:
-        """Add the statistic (N,) after one call of each stream, and where its excursion ended."""
-        self.calls += len(statistic)
-        np.maximum(self._peak, statistic, out=self._peak)
-        self._end(at_rest)
-
-    def end(self) -> None:
-        """End all streams and their excursions."""
-        self._end(np.ones(len(self._peak), dtype=np.bool_))
-
-    def _end(self, where: npt.NDArray[np.bool_]) -> None:
-        ended = where & (self._peak > self._floor)
-        if ended.any():
-            self._found.append(self._peak[ended])
-        self._peak[where] = 0.0
-
-    def all(self) -> npt.NDArray[np.float64]:
-        """The peaks of all ended excursions, largest first."""
-        return np.sort(np.concatenate([np.zeros(0), *self._found]))[::-1]
-
-    def threshold(self, per_call: float) -> float:
-        """The threshold that this fraction of calls would cross; ValueError without any peak."""
-        peaks, wanted = self.all(), per_call * self.calls
-        if len(peaks) == 0:
-            raise ValueError("a statistic that never left its rest has no threshold")
-        if wanted >= _TAIL and wanted < len(peaks):
-            return float(peaks[int(wanted)])
-        count = min(_TAIL, max(len(peaks) // 2, 1))
-        base = peaks[count - 1]
-        mean_excess = float(np.mean(peaks[:count] - base))
-        return float(base + mean_excess * np.log(count / wanted))
+def threshold_of(peaks: npt.NDArray[np.float64], alarms: float) -> float:
+    """The threshold that so many of the peaks (P,) reach; ValueError without any peak."""
+    if len(peaks) == 0:
+        raise ValueError("a statistic that never left its rest has no threshold")
+    if _TAIL <= alarms < len(peaks):
+        return float(peaks[int(alarms)])
+    count = min(_TAIL, max(len(peaks) // 2, 1))
+    base = peaks[count - 1]
+    return float(base + np.mean(peaks[:count] - base) * np.log(count / alarms))
 
 
 def scale_of_rung(rung: float) -> float:
@@ -301,7 +278,7 @@ def find_peaks(
     *,
     seed: int,
     progress: Progress = lambda _what, _done, _total: None,
-) -> list[Peaks]:
+) -> list[npt.NDArray[np.float64]]:
     """Peaks of the detector's excursions on quiet streams at the noise of each rung."""
     random = np.random.default_rng(seed)
     without = copy.deepcopy(module)
@@ -311,41 +288,32 @@ def find_peaks(
     rounds = max(calls_per_rung // (_STREAMS * length), 1)
     found = []
     for number, rung in enumerate(RUNGS):
-        peaks = Peaks(_STREAMS, floor=1.0)
+        peaks = []
         for turn in range(rounds):
             values, sizes, _ = series.draw(random, _STREAMS, length)
             times = torch.from_numpy(values * np.float32(scale_of_rung(rung)) + np.float32(5.0))
+            sums = []
             with torch.inference_mode():
                 state = scripted.new_state(_STREAMS)
                 for now, size in zip(times, torch.from_numpy(sizes), strict=True):
                     state, _, _ = scripted(state, now, size)
-                    sums = state[:, 3:5].amax(dim=1).numpy()
-                    peaks.take(sums, sums <= 0.0)
-            peaks.end()
+                    sums.append(state[:, 3:5].amax(dim=1).numpy())
+            peaks.append(peaks_of(np.array(sums)))
             progress("calibrating", number * rounds + turn + 1, rounds * len(RUNGS))
-        found.append(peaks)
+        found.append(np.sort(np.concatenate(peaks))[::-1])
     return found
 
 
-def watch_with(module: Any, width: int) -> Watch:
-    """A Trigger over `width` new streams; alarms of both directions count."""
-    detector, streams = Detector(module), np.arange(width)
-    return lambda log_time: detector.observe(streams, log_time)[0] != 0
+def alarms_of(module: Any, log_time: FloatArray) -> Bools:
+    """(T, N) whether a Trigger is alarmed, in either direction, over new streams."""
+    detector, streams = Detector(module), np.arange(log_time.shape[1])
+    return np.array([detector.observe(streams, times)[0] != 0 for times in log_time])
 
 
-def delays_of(watch: Watch, log_time: FloatArray, onset: int) -> FloatArray:
+def delays_of(alarms: Bools, onset: int) -> npt.NDArray[np.float64]:
     """Calls from `onset` (as 1) to the alarm, or infinite, of streams (T, N) not alarmed before."""
-    found = np.full(log_time.shape[1], np.inf, dtype=np.float32)
-    before = np.zeros(log_time.shape[1], dtype=np.bool_)
-    for number, times in enumerate(log_time):
-        now = watch(times)
-        if number < onset:
-            before = now
-        else:
-            found[now & np.isinf(found)] = number - onset + 1
-            if not np.isinf(found[~before]).any():
-                break
-    return found[~before]
+    later = alarms[onset:, ~alarms[onset - 1]]
+    return np.where(later.any(axis=0), later.argmax(axis=0) + 1.0, np.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,7 +454,8 @@ def make_trigger(
     module = TriggerModule(series.usual_scale)
     trained = train(module, training, rest, steps=STEPS, seed=seed, progress=progress)
     peaks = find_peaks(module, rest, CALLS_PER_RUNG, seed=seed + 1, progress=progress)
-    module.set_thresholds([each.threshold(false_alarms_per_1e5 * 1e-5) for each in peaks])
+    alarms = false_alarms_per_1e5 * 1e-5 * CALLS_PER_RUNG
+    module.set_thresholds([threshold_of(each, alarms) for each in peaks])
     return module, trained
 
 
@@ -562,6 +531,6 @@ def _delay(module: TriggerModule, series: Series, factor: float) -> float | None
     values, _, _ = series.split(TRAINING_SHARE)[1].draw(random, _ONSETS, _KNOWN + _HORIZON)
     log_time = values * np.float32(series.usual_scale) + np.float32(5.0)
     log_time[_KNOWN:] += np.float32(np.log(factor))
-    found = delays_of(watch_with(script(module), _ONSETS), log_time, _KNOWN)
-    middle = float(np.median(found))
+    alarms = alarms_of(script(module), log_time)
+    middle = float(np.median(delays_of(alarms, _KNOWN)))
     return middle if np.isfinite(middle) else None

@@ -59,8 +59,7 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    request.getfixturevalue("drawn")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("gaussian")
     data = make_data(folder / "data", WIDE)
     uri = new_store(folder)
@@ -85,12 +84,11 @@ def test_it_gains_where_there_is_something_to_gain_and_is_hardly_ever_slower(
 
 def test_run_says_how_far_it_can_be_trusted(fitted: Run) -> None:
     metrics = mlflow.MlflowClient(fitted.uri).get_run(fitted.summary.run_id).data.metrics
-    assert metrics["calibration_tasks_sizes"] == 138
-    assert 0.8 < metrics["coverage_90_sizes"] <= 1.0
+    assert metrics["calibration_tasks"] == 138
+    assert 0.8 < metrics["coverage_90"] <= 1.0
     assert metrics["prior_widened"] == fitted.summary.widened >= 1.0
     assert metrics["spread_stretched"] == fitted.summary.stretched >= 1.0
     folder = fitted.policy.parent
-    assert (folder / "plots" / "calibration.png").stat().st_size > 10_000
     assert json.loads((folder / "recipe.json").read_text())["alpha"] == 0.02
     assert Manifest.read(fitted.policy).features[-1]["name"] == "log_cost:PAT/Simple"
 
@@ -236,7 +234,7 @@ def test_a_small_sweep_is_enough_to_act(data_dir: Path, with_costs: bool) -> Non
     assert (data.costs is not None) == with_costs
     alpha = 0.01 if with_costs else 0.05
     found = fit_tables(data, alpha=alpha)
-    assert found.of_sizes[0].least_alpha() > 0.01
+    assert len(found.left_out) < 99
     told = task_grid(data.frame, data.catalogue, [Split.TRAIN, Split.VALIDATION])
     asked = cold_observations(
         with_noise(told.tasks, data.training.noise), data.profiles, data.costs
