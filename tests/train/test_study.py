@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import optuna
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from optuna.exceptions import ExperimentalWarning
 from optuna.trial import TrialState
 
 from dynamiccl.datasets.manifest import Manifest
@@ -193,7 +191,7 @@ def test_a_worker_that_finds_the_queue_empty_trains_nothing(data_dir: Path, tmp_
     study.add_trial(optuna.create_trial(state=TrialState.WAITING))
     trial = study.trials[0]
     study._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
-    study.optimize(studies._Worker(study, uri).try_one, n_trials=1)
+    assert studies._take(study) is None
     assert [each.state for each in study.trials] == [TrialState.RUNNING, TrialState.FAIL]
     assert list(latest_trials(study)) == [0]
     assert summarise_study(study)[1] == []
@@ -258,8 +256,7 @@ def test_a_trial_is_given_back_any_number_of_times_and_dies_four_times(
     for _ in range(4):
         trial = latest_trials(study)[0]
         study._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
-        with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
-            optuna.storages.fail_stale_trials(study)
+        studies._fail_stale(study)
         states.append(latest_trials(study)[0].state)
     assert states == [*[TrialState.WAITING] * 3, TrialState.FAIL]
     assert summarise_study(study)[1] == ["trial 0: its workers died again and again"]
