@@ -514,8 +514,7 @@ def fit_trigger(
             "train_seconds": seconds,
         }
         run.log(metrics, step=STEPS)
-        place = str(run.directory or run.artifact_uri)
-        summary = TriggerSummary(run.run_id, place, seconds, facts, delays)
+        summary = TriggerSummary(run.run_id, run.place, seconds, facts, delays)
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / TRIGGER_FOLDER
             folder.mkdir()
