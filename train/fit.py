@@ -65,10 +65,6 @@ class FitSummary:
     num_actions: int
     counts: dict[str, int]
     left_out: dict[str, int]
-    #: Bound on slower choices in drawn worlds; factors by which prior and spreads are wider.
-    alpha: float | None = None
-    widened: float = 1.0
-    stretched: float = 1.0
 
 
 def fit(  # noqa: PLR0913 - all of a run
@@ -278,9 +274,6 @@ class _Training:
             "seconds": time.monotonic() - started,
             "best_step": 0,
             "validation_regret": data.mean_over_groups(actions),
-            "alpha": alpha,
-            "widened": fitted.widened,
-            "stretched": fitted.stretched,
         }
         metrics = {
             "prior_widened": fitted.widened,

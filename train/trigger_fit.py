@@ -1,8 +1,8 @@
 """Trains a Trigger on a data set: quiet series in, thresholds, a tracked run and `trigger.pt` out.
 
 A *series* is calls of one task key under one config, in order: from the `calls` of jobs, and from
-the per-iteration times of sweeps that ran alone. Averages of nccl-tests, which vary less than calls
-do, are used only where there is nothing else, and that is told.
+the per-iteration times of sweeps that ran alone. Averages of nccl-tests vary less than calls do,
+and would give thresholds with more false alarms than are asked for.
 
 The forecaster learns from quiet calls with injected slowdowns; the target is the quiet time. The
 module runs as it will be deployed, its history frozen while a sum is above zero, so that the LSTM
@@ -30,7 +30,7 @@ import polars as pl
 import torch
 from torch import nn
 
-from dynamiccl.datasets.cells import CELL_COLUMNS, REPEAT_COLUMNS, quiet, tuned, usable
+from dynamiccl.datasets.cells import quiet, tuned, usable
 from dynamiccl.datasets.manifest import TRIGGER_FACTS_NAME, TRIGGER_FOLDER, TRIGGER_NAME
 from dynamiccl.datasets.steps import CALLS_USED, STREAM_COLUMNS, timed_calls
 from dynamiccl.datasets.store import content_hash, part_paths, read, scan
@@ -51,8 +51,6 @@ Bools = npt.NDArray[np.bool_]
 #: The fewest calls of a series.
 SHORTEST: Final = 8
 FEWEST: Final = 256
-#: Repeats of a cell that make a series of averages.
-FEWEST_REPEATS: Final = 3
 #: A stretch whose running median is this share, and a scale, above the series' is not quiet.
 _STRETCH: Final = 33
 _NOT_QUIET: Final = 0.10
@@ -89,20 +87,6 @@ _FACTORS: Final = (SMALLEST_SLOWDOWN, 1.5)
 _ONSETS: Final = 500
 _KNOWN: Final = 256
 _HORIZON: Final = 500
-
-
-@dataclass(frozen=True, slots=True)
-class SeriesCounts:
-    """Times of a data set that were used, and why others were not."""
-
-    calls: int
-    iterations: int
-    #: Used only without the two above.
-    averages: int
-    disturbed: int
-    #: Without a time from all ranks, or of traces that do not tell what ran.
-    unusable: int
-    series: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,28 +155,33 @@ class Series:
         return self.values[index], self.sizes[index], self.scales[whole]
 
 
-def read_series(data_dir: Path) -> tuple[Series, SeriesCounts]:
-    """The quiet series of a data directory; NotEnoughData with fewer than FEWEST calls."""
+def read_series(data_dir: Path) -> tuple[Series, dict[str, int]]:
+    """The quiet series of a data directory; NotEnoughData with fewer than FEWEST calls.
+
+    Counts times that were used (`calls`, `iterations`), `disturbed`, and `unusable`: without a time
+    from all ranks, or of traces that tell no config.
+    """
     calls, unusable = _call_series(data_dir) if part_paths(data_dir, "calls") else ([], 0)
-    frame = quiet(tuned(usable(read(data_dir)))) if part_paths(data_dir) else None
-    iterations = [] if frame is None else _iteration_series(frame)
-    pairs, shortest = [*calls, *iterations], SHORTEST
-    averages: list[_Pair] = []
-    if frame is not None and _calls_of(pairs) < FEWEST:
-        pairs, shortest = (averages := _average_series(frame)), FEWEST_REPEATS
+    iterations = _iteration_series(data_dir) if part_paths(data_dir) else []
+    pairs = [*calls, *iterations]
     kept = [_quiet_calls(times) for times, _ in pairs]
     disturbed = sum(int((~each).sum()) for each in kept)
-    pairs = [(t[k], s[k]) for (t, s), k in zip(pairs, kept, strict=True) if k.sum() >= shortest]
+    pairs = [(t[k], s[k]) for (t, s), k in zip(pairs, kept, strict=True) if k.sum() >= SHORTEST]
     total = _calls_of(pairs)
     if total < FEWEST:
         raise NotEnoughData(
             f"{data_dir} holds {total} quiet calls in series and {FEWEST} are needed"
             f"{f' ({unusable} calls have no time or config)' if unusable else ''}; import a "
             "job's recorded calls (DYNAMICCL_CALLS_DIR, 'dynamiccl-collect import'), or sweep with "
-            "nccl-tests that report each iteration"
+            "nccl-tests that report each iteration: averages vary less than calls do"
         )
-    used = _calls_of(calls), _calls_of(iterations), _calls_of(averages)
-    counts = SeriesCounts(*used, disturbed, unusable, len(pairs))
+    counts = {
+        "calls": _calls_of(calls),
+        "iterations": _calls_of(iterations),
+        "disturbed": disturbed,
+        "unusable": unusable,
+        "series": len(pairs),
+    }
     return Series.of([t for t, _ in pairs], [s for _, s in pairs]), counts
 
 
@@ -220,17 +209,10 @@ def _call_series(data_dir: Path) -> tuple[list[_Pair], int]:
     return found, recorded.height - rows.height
 
 
-def _iteration_series(frame: pl.DataFrame) -> list[_Pair]:
-    found = frame["iteration_times_us"].drop_nulls()
-    arrays = [np.log(np.asarray(each, dtype=np.float32)) for each in found if len(each)]
-    return [(a, np.zeros_like(a)) for a in arrays if len(a) >= SHORTEST]
-
-
-def _average_series(frame: pl.DataFrame) -> list[_Pair]:
-    ordered = frame.sort(REPEAT_COLUMNS).group_by(CELL_COLUMNS, maintain_order=True)
-    cells = ordered.agg(pl.col("time_us").log())["time_us"]
-    arrays = [np.asarray(each, dtype=np.float32) for each in cells]
-    return [(a, np.zeros_like(a)) for a in arrays if len(a) >= FEWEST_REPEATS]
+def _iteration_series(data_dir: Path) -> list[_Pair]:
+    found = quiet(tuned(usable(read(data_dir))))["iteration_times_us"].drop_nulls()
+    arrays = [np.log(np.asarray(each, dtype=np.float32)) for each in found]
+    return [(each, np.zeros_like(each)) for each in arrays if len(each) >= SHORTEST]
 
 
 def _quiet_calls(log_time: FloatArray) -> Bools:
@@ -424,9 +406,7 @@ class TriggerFacts:
     #: Mean absolute errors on held-out quiet calls, in robust sigmas.
     level_error: float
     forecast_error: float
-    counts: SeriesCounts
-    #: Averages of nccl-tests stood in for calls, which vary more.
-    from_averages: bool
+    counts: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,7 +457,7 @@ def fit_trigger(
     series, counts = read_series(data_dir)
     name, asked = f"trigger-seed{seed}", {"false_alarms_per_1e5": false_alarms_per_1e5}
     with tracking.start_run(tracking_uri, experiment, name, {"kind": "trigger"}) as run:
-        params = {f"series_{key}": value for key, value in asdict(counts).items()}
+        params = {f"series_{key}": value for key, value in counts.items()}
         run.begin(
             data_dir,
             content_hash(data_dir),
@@ -500,7 +480,6 @@ def fit_trigger(
             level_error=trained.level_error,
             forecast_error=trained.error,
             counts=counts,
-            from_averages=counts.averages > 0,
         )
         delays = {
             f"delay_{factor:g}x_calls".replace(".", "_"): _delay(module, series, factor)

@@ -92,12 +92,6 @@ def test_pensieves_encoder_and_a_plain_head_are_settings(data_dir: Path, tmp_pat
     assert export_artifact(folder, tmp_path / "artifact").tables
 
 
-def test_run_is_found_by_id_by_run_directory_and_by_policy_directory(trained: Trained) -> None:
-    for name in (trained.run_id, str(trained.run_directory), str(trained.policy)):
-        found = policy_directory(name, trained.tracking_uri)
-        assert Manifest.read(found).recipe == "ddqn-dueling"
-
-
 def test_a_fetched_policy_leaves_nothing_in_the_temporary_folder(
     trained: Trained, tmp_path: Path
 ) -> None:
