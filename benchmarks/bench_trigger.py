@@ -28,13 +28,11 @@ import torch
 from harness import write_result
 
 from dynamiccl.train.policy import script
-from dynamiccl.train.trigger import RUNGS, SMALLEST_SLOWDOWN, FloatArray
+from dynamiccl.train.trigger import RUNGS, SMALLEST_SLOWDOWN, Detector, FloatArray
 from dynamiccl.train.trigger_fit import (
     FALSE_ALARMS_PER_1E5,
     Bools,
     Series,
-    alarms_of,
-    delays_of,
     make_trigger,
     peaks_of,
     threshold_of,
@@ -90,6 +88,18 @@ def site(noise: Noise, random: np.random.Generator) -> Series:
 def count_onsets(alarms: Bools) -> int:
     """Alarms that begin, of streams (T, N)."""
     return int(alarms[0].sum() + (alarms[1:] & ~alarms[:-1]).sum())
+
+
+def alarms_of(module: Any, log_time: FloatArray) -> Bools:
+    """(T, N) whether a Trigger is alarmed, in either direction, over new streams."""
+    detector, streams = Detector(module), np.arange(log_time.shape[1])
+    return np.array([detector.observe(streams, times)[0] != 0 for times in log_time])
+
+
+def delays_of(alarms: Bools, onset: int) -> npt.NDArray[np.float64]:
+    """Calls from `onset` (as 1) to the alarm, or infinite, of streams (T, N) not alarmed before."""
+    later = alarms[onset:, ~alarms[onset - 1]]
+    return np.where(later.any(axis=0), later.argmax(axis=0) + 1.0, np.inf)
 
 
 def judge(detect: Detect, noise: Noise, sigma: float, rounds: int, seed: int) -> dict[str, Any]:

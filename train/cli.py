@@ -229,11 +229,6 @@ def trigger_command(
 def _show_trigger(summary: "TriggerSummary", uri: str) -> None:
     facts, counts = summary.facts, summary.facts.counts
     thresholds = ", ".join(f"{key}: {value:.1f}" for key, value in facts.thresholds.items())
-    found = ", ".join(
-        f"{name.removeprefix('delay_').removesuffix('_calls').replace('_', '.')} after "
-        f"{'more than 500' if calls is None else f'{calls:.0f}'} calls"
-        for name, calls in summary.delays.items()
-    )
     tell(
         stdout,
         f"run {summary.run_id}: {counts['series']} quiet series (calls {counts['calls']}, "
@@ -241,7 +236,6 @@ def _show_trigger(summary: "TriggerSummary", uri: str) -> None:
         f"usual noise {facts.usual_scale:.3f}, in {summary.seconds:.0f} s\n"
         f"thresholds by reference value, for {facts.false_alarms_per_1e5:g} false alarms in "
         f"100,000 calls: {thresholds}\n"
-        f"found, at the usual noise: {found} (median)\n"
         f"forecast error {facts.forecast_error:.3f} robust sigmas (level alone "
         f"{facts.level_error:.3f})\n"
         f"files: {summary.run_directory}\n"

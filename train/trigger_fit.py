@@ -41,7 +41,6 @@ from dynamiccl.train.trigger import (
     RUNGS,
     SMALLEST_SLOWDOWN,
     WARM_UP,
-    Detector,
     FloatArray,
     TriggerModule,
 )
@@ -82,11 +81,6 @@ _LENGTH: Final = 2_000
 _TAIL: Final = 100
 #: Streams that get here begin anew.
 _NO_THRESHOLD: Final = 1000.0
-#: Delays: slowdowns; streams; quiet calls of each; calls in which an alarm has to come.
-_FACTORS: Final = (SMALLEST_SLOWDOWN, 1.5)
-_ONSETS: Final = 500
-_KNOWN: Final = 256
-_HORIZON: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,18 +280,6 @@ def find_peaks(
     return found
 
 
-def alarms_of(module: Any, log_time: FloatArray) -> Bools:
-    """(T, N) whether a Trigger is alarmed, in either direction, over new streams."""
-    detector, streams = Detector(module), np.arange(log_time.shape[1])
-    return np.array([detector.observe(streams, times)[0] != 0 for times in log_time])
-
-
-def delays_of(alarms: Bools, onset: int) -> npt.NDArray[np.float64]:
-    """Calls from `onset` (as 1) to the alarm, or infinite, of streams (T, N) not alarmed before."""
-    later = alarms[onset:, ~alarms[onset - 1]]
-    return np.where(later.any(axis=0), later.argmax(axis=0) + 1.0, np.inf)
-
-
 @dataclass(frozen=True, slots=True)
 class Training:
     """The losses of a training, and `forecast_error` on held-out series."""
@@ -401,8 +383,6 @@ class TriggerFacts:
     thresholds: dict[str, float]
     #: Robust sigma of log time of the usual quiet call.
     usual_scale: float
-    warm_up_calls: int
-    smallest_slowdown: float
     #: Mean absolute errors on held-out quiet calls, in robust sigmas.
     level_error: float
     forecast_error: float
@@ -417,8 +397,6 @@ class TriggerSummary:
     run_directory: str
     seconds: float
     facts: TriggerFacts
-    #: Median calls, as `delay_1_5x_calls`; null: not in 500.
-    delays: dict[str, float | None]
 
 
 def make_trigger(
@@ -475,25 +453,18 @@ def fit_trigger(
             **asked,
             thresholds={f"{rung:.3f}": threshold for rung, threshold in pairs},
             usual_scale=series.usual_scale,
-            warm_up_calls=WARM_UP,
-            smallest_slowdown=SMALLEST_SLOWDOWN,
             level_error=trained.level_error,
             forecast_error=trained.error,
             counts=counts,
         )
-        delays = {
-            f"delay_{factor:g}x_calls".replace(".", "_"): _delay(module, series, factor)
-            for factor in _FACTORS
-        }
         metrics = {
             **{f"threshold_{key}": value for key, value in facts.thresholds.items()},
-            **{key: value for key, value in delays.items() if value is not None},
             "level_error": facts.level_error,
             "forecast_error": facts.forecast_error,
             "train_seconds": seconds,
         }
         run.log(metrics, step=STEPS)
-        summary = TriggerSummary(run.run_id, run.place, seconds, facts, delays)
+        summary = TriggerSummary(run.run_id, run.place, seconds, facts)
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / TRIGGER_FOLDER
             folder.mkdir()
@@ -502,13 +473,3 @@ def fit_trigger(
             (folder / TRIGGER_FACTS_NAME).write_text(text, encoding="utf-8")
             run.finish(summary, Path(scratch))
     return summary
-
-
-def _delay(module: TriggerModule, series: Series, factor: float) -> float | None:
-    random = np.random.default_rng(11)
-    values, _, _ = series.split(TRAINING_SHARE)[1].draw(random, _ONSETS, _KNOWN + _HORIZON)
-    log_time = values * np.float32(series.usual_scale) + np.float32(5.0)
-    log_time[_KNOWN:] += np.float32(np.log(factor))
-    alarms = alarms_of(script(module), log_time)
-    middle = float(np.median(delays_of(alarms, _KNOWN)))
-    return middle if np.isfinite(middle) else None

@@ -202,15 +202,17 @@ def test_workers_stop_when_who_started_them_is_killed(data_dir: Path, tmp_path: 
     )
 
     def wait_for(condition: Callable[[], object]) -> None:
-        until = time.monotonic() + 300
+        until = time.monotonic() + 600
         while not condition():
             assert parent.poll() in {None, -9}
             assert time.monotonic() < until
             time.sleep(0.01)
 
-    wait_for(lambda: list(tmp_path.glob("mlruns/*/artifacts/state.pt")))
-    parent.kill()
-    parent.wait()
+    try:
+        wait_for(lambda: list(tmp_path.glob("mlruns/*/artifacts/state.pt")))
+    finally:
+        parent.kill()
+        parent.wait()
     wait_for(lambda: latest_trials(study)[0].state is TrialState.WAITING)
     (run,) = children(study, MlflowClient(uri))
     assert run.info.status == "FAILED"

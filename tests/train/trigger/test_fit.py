@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from bench_trigger import count_onsets, t3_noise
+from bench_trigger import alarms_of, count_onsets, t3_noise
 from mlflow import MlflowClient
 
 from dynamiccl.datasets.store import write_part
@@ -18,8 +18,6 @@ from dynamiccl.train.trigger import RUNGS, Detector, FloatArray, TriggerModule
 from dynamiccl.train.trigger_fit import (
     BLOCK,
     Series,
-    alarms_of,
-    delays_of,
     find_peaks,
     fit_trigger,
     forecast_error,
@@ -163,16 +161,11 @@ def test_a_wanted_rate_of_false_alarms_is_kept_on_calls_that_are_fresh(
     assert onsets <= 1.2 * wanted + 3.0 * np.sqrt(wanted) + 1.0
 
 
-def test_delays_count_from_the_first_slow_call_and_leave_out_who_was_alarmed() -> None:
-    alarms = np.array([[0, 0, 1], [0, 0, 1], [1, 0, 1], [1, 0, 1]], dtype=bool)
-    assert delays_of(alarms, 1).tolist() == [2.0, np.inf]
-
-
 @pytest.fixture
 def few_calls() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         few = {"STEPS": 1, "JUDGED_CALLS": 250, "CALLS_PER_RUNG": 10_000}
-        few |= {"_ONSETS": 50, "_HORIZON": 60, "_CHUNKS": 2}
+        few |= {"_CHUNKS": 2}
         for name, count in few.items():
             patched.setattr(f"dynamiccl.train.trigger_fit.{name}", count)
         yield
@@ -205,7 +198,7 @@ def test_a_run_holds_a_trigger_with_its_facts_and_the_export_takes_it(
     assert run.data.params["false_alarms_per_1e5"] == "0.5"
     assert run.data.params["series_calls"] == "1800"
     assert run.data.tags["kind"] == "trigger"
-    wanted = {"loss", "threshold_1.000", "forecast_error", "delay_1_5x_calls"}
+    wanted = {"loss", "threshold_1.000", "forecast_error"}
     assert wanted <= set(run.data.metrics)
     # Equal seeds train alike.
     module, _ = make_trigger(read_series(data)[0])
