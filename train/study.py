@@ -161,16 +161,13 @@ def _beating(study: optuna.Study, trial: optuna.Trial) -> Iterator[None]:
         beating.join()
 
 
-def _last_beat(trial: FrozenTrial) -> float:
-    began = 0.0 if trial.datetime_start is None else trial.datetime_start.timestamp()
-    return max(began, float(trial.system_attrs.get("heartbeat", 0.0)))
-
-
 def _fail_stale(study: optuna.Study) -> None:
     """End trials whose workers died, and queue them again, up to three times."""
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        if time.time() - _last_beat(trial) > STALE_S and _end(study, trial.number):
-            deaths = int(trial.user_attrs.get("deaths", 0)) + 1
+        began = 0.0 if trial.datetime_start is None else trial.datetime_start.timestamp()
+        silent_s = time.time() - trial.system_attrs.get("heartbeat", began)
+        if silent_s > STALE_S and _end(study, trial.number):
+            deaths = trial.user_attrs.get("deaths", 0) + 1
             if deaths <= _RETRIES:
                 _queue_again(study, trial, deaths=deaths)
 
