@@ -17,8 +17,8 @@ null is a median delay of more than HORIZON calls. PELT's false alarms are measu
 alone (standardised, they are the same at all).
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -28,15 +28,14 @@ import torch
 from harness import write_result
 
 from dynamiccl.train.policy import script
-from dynamiccl.train.trigger import RUNGS, SMALLEST_SLOWDOWN, FloatArray
+from dynamiccl.train.trigger import RUNGS, SMALLEST_SLOWDOWN, Detector, FloatArray
 from dynamiccl.train.trigger_fit import (
     FALSE_ALARMS_PER_1E5,
-    Peaks,
+    Bools,
     Series,
-    Watch,
-    delays_of,
     make_trigger,
-    watch_with,
+    peaks_of,
+    threshold_of,
 )
 
 SIGMAS: Final = (0.02, 0.1, 0.5)
@@ -57,11 +56,11 @@ PERSISTENCE: Final = 0.9
 
 _MAD: Final = 0.6745
 _CLIP: Final = 3.0
-Flags = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 #: Standardised noise (T, N).
 Noise = Callable[[np.random.Generator, int, int], FloatArray]
-#: Log times of KNOWN quiet calls to a detector that has seen them.
-Make = Callable[[FloatArray], Watch]
+#: Log times (KNOWN + T, N) to alarms of the same shape.
+Detect = Callable[[FloatArray], Bools]
 
 
 def t3_noise(random: np.random.Generator, steps: int, width: int) -> FloatArray:
@@ -86,214 +85,131 @@ def site(noise: Noise, random: np.random.Generator) -> Series:
     return Series.of(list(times.T), [np.zeros(4_000, dtype=np.float32)] * 60)
 
 
-def count_false_alarms(watch: Watch, log_time: FloatArray, known: int) -> tuple[int, int]:
-    """Alarms that begin on quiet streams (T, N), and calls during one; the `known` calls aside."""
-    was = np.zeros(log_time.shape[1], dtype=np.bool_)
-    onsets = alarmed = 0
-    for number, times in enumerate(log_time):
-        now = watch(times)
-        if number >= known:
-            onsets += int((now & ~was).sum())
-            alarmed += int(now.sum())
-        was = now
-    return onsets, alarmed
+def count_onsets(alarms: Bools) -> int:
+    """Alarms that begin, of streams (T, N)."""
+    return int(alarms[0].sum() + (alarms[1:] & ~alarms[:-1]).sum())
 
 
-def judge(make: Make, noise: Noise, sigma: float, rounds: int, seed: int) -> dict[str, Any]:
+def alarms_of(module: Any, log_time: FloatArray) -> Bools:
+    """(T, N) whether a Trigger is alarmed, in either direction, over new streams."""
+    detector, streams = Detector(module), np.arange(log_time.shape[1])
+    return np.array([detector.observe(streams, times)[0] != 0 for times in log_time])
+
+
+def delays_of(alarms: Bools, onset: int) -> npt.NDArray[np.float64]:
+    """Calls from `onset` (as 1) to the alarm, or infinite, of streams (T, N) not alarmed before."""
+    later = alarms[onset:, ~alarms[onset - 1]]
+    return np.where(later.any(axis=0), later.argmax(axis=0) + 1.0, np.inf)
+
+
+def judge(detect: Detect, noise: Noise, sigma: float, rounds: int, seed: int) -> dict[str, Any]:
     """False alarms and delays of a detector on fresh streams."""
     random = np.random.default_rng(seed)
-    calls = onsets = alarmed = 0
-    for _ in range(rounds):
-        quiet = noise(random, KNOWN + QUIET, WIDTH) * np.float32(sigma) + np.float32(5.0)
-        found, during = count_false_alarms(make(quiet[:KNOWN]), quiet[KNOWN:], 0)
-        calls, onsets, alarmed = calls + QUIET * WIDTH, onsets + found, alarmed + during
+
+    def streams(calls: int, width: int) -> FloatArray:
+        return noise(random, KNOWN + calls, width) * np.float32(sigma) + np.float32(5.0)
+
     figures: dict[str, Any] = {}
-    if calls:
-        figures["false_alarms_per_1e5"] = 1e5 * onsets / calls
-        figures["false_alarm_calls_share"] = alarmed / calls
-        figures["quiet_calls"] = calls
+    if rounds:
+        quiet = [detect(streams(QUIET, WIDTH))[KNOWN:] for _ in range(rounds)]
+        figures["false_alarms_per_1e5"] = 1e5 * sum(map(count_onsets, quiet)) / np.size(quiet)
+        figures["false_alarm_calls_share"] = float(np.mean(quiet))
+        figures["quiet_calls"] = np.size(quiet)
     for name, factor in FACTORS.items():
-        streams = noise(random, KNOWN + HORIZON, ONSETS) * np.float32(sigma) + np.float32(5.0)
-        streams[KNOWN:] += np.float32(np.log(factor))
-        found_after = delays_of(make(streams[:KNOWN]), streams[KNOWN:], 0)
-        middle = float(np.median(found_after))
+        slowed = streams(HORIZON, ONSETS)
+        slowed[KNOWN:] += np.float32(np.log(factor))
+        found = delays_of(detect(slowed), KNOWN)
+        middle = float(np.median(found))
         figures[f"delay_{name}_calls"] = middle if np.isfinite(middle) else None
-        figures[f"onsets_{name}"] = len(found_after)
+        figures[f"onsets_{name}"] = len(found)
     return figures
 
 
-def our_maker(series: Series) -> Make:
+def our_trigger(series: Series) -> Detect:
     """A Trigger for a site."""
-    module, _ = make_trigger(series)
-    scripted = script(module)
-
-    def make(known: FloatArray) -> Watch:
-        watch = watch_with(scripted, known.shape[1])
-        for times in known:
-            watch(times)
-        return watch
-
-    return make
-
-
-def rival_makers(noise: Noise, sigma: float, random: np.random.Generator) -> dict[str, Make]:
-    """The charts, each with its threshold for this noise."""
-    rounds = [
-        noise(random, KNOWN + QUIET, WIDTH) * np.float32(sigma) + np.float32(5.0) for _ in range(2)
-    ]
-    makers: dict[str, Make] = {}
-    for name, chart in CHARTS.items():
-        threshold = chart_threshold(chart, rounds, PER_CALL)
-        makers[name] = lambda known, c=chart, t=threshold: c(known).watch(t)  # type: ignore[misc]
-    return makers
+    return partial(alarms_of, script(make_trigger(series)[0]))
 
 
 # --- rivals: each has its key's first KNOWN calls to learn what is quiet ---
 
 
-class Chart(ABC):
-    """A control chart: a statistic of N streams; large values are alarms."""
-
-    #: Below which an alarm is over.
-    rest = 0.0
-
-    @abstractmethod
-    def __init__(self, known: FloatArray) -> None:
-        """Learn from log times (KNOWN, N)."""
-
-    @abstractmethod
-    def take(self, log_time: FloatArray) -> npt.NDArray[np.float64]:
-        """The statistic (N,) after one more call of each."""
-
-    def watch(self, threshold: float) -> Callable[[FloatArray], Flags]:
-        """Alarms: from the threshold on until the statistic rests."""
-        alarmed: list[Flags] = [np.zeros(0, dtype=np.bool_)]
-
-        def watch(log_time: FloatArray) -> Flags:
-            value = self.take(log_time)
-            if len(alarmed[0]) != len(value):
-                alarmed[0] = np.zeros(len(value), dtype=np.bool_)
-            alarmed[0] = (value >= threshold) | (alarmed[0] & (value > self.rest))
-            return alarmed[0]
-
-        return watch
+def standardised(log_time: FloatArray) -> tuple[Floats, Floats]:
+    """Log times by the median and MAD of the known calls, and these MADs as sigmas (N,)."""
+    middle = np.median(log_time[:KNOWN], axis=0)
+    scale = np.median(np.abs(log_time[:KNOWN] - middle), axis=0) / _MAD
+    return (log_time - middle) / scale, scale
 
 
-class Ewma(Chart):
-    """EWMA of log time, standardised by median and MAD, in units of its own deviation."""
-
-    rest = 1.0
-    gain = 0.1
-
-    def __init__(self, known: FloatArray) -> None:
-        self._level, self._scale = _robust(known)
-        self._mean = np.zeros(known.shape[1])
-
-    def take(self, log_time: FloatArray) -> npt.NDArray[np.float64]:
-        """The mean's distance from the level."""
-        self._mean += self.gain * ((log_time - self._level) / self._scale - self._mean)
-        found: npt.NDArray[np.float64]
-        found = np.abs(self._mean) / np.sqrt(self.gain / (2.0 - self.gain))
-        return found
+def ewma(log_time: FloatArray) -> Floats:
+    """EWMA, in units of its own deviation, of the calls after the known ones."""
+    gain, mean, found = 0.1, np.zeros(log_time.shape[1]), []
+    for now in standardised(log_time)[0][KNOWN:]:
+        mean = mean + gain * (now - mean)
+        found.append(np.abs(mean) / np.sqrt(gain / (2.0 - gain)))
+    return np.array(found)
 
 
-class ClippedCusum(Chart):
-    """Two-sided CUSUM of log time, standardised by median and MAD, clipped at 3."""
-
-    def __init__(self, known: FloatArray) -> None:
-        self._level, self._scale = _robust(known)
-        self._reference = _reference(self._scale)
-        self._sums = np.zeros((2, known.shape[1]))
-
-    def take(self, log_time: FloatArray) -> npt.NDArray[np.float64]:
-        """The larger sum."""
-        standard = np.clip((log_time - self._level) / self._scale, -_CLIP, _CLIP)
-        return _advance(self._sums, standard, self._reference)
-
-
-class Pelt:
-    """PELT (ruptures, least squares) on the last WINDOW clipped, standardised log times.
-
-    Alarmed as long as it finds a change in the window.
-    """
-
-    window: Final = 48
-    least: Final = 2
-
-    def __init__(self, known: FloatArray) -> None:
-        """Learn from log times (KNOWN, N), whose last ones are the first window."""
-        self._level, self._scale = _robust(known)
-        self._kept = self._standard(known[-self.window :]).T.copy()
-
-    def _standard(self, log_time: FloatArray) -> npt.NDArray[np.float64]:
-        standard = (log_time - self._level) / self._scale
-        found: npt.NDArray[np.float64] = np.clip(standard, -_CLIP, _CLIP).astype(np.float64)
-        return found
-
-    def watch(self, penalty: float) -> Callable[[FloatArray], Flags]:
-        """Alarms, by a penalty for each change."""
-
-        def watch(log_time: FloatArray) -> Flags:
-            self._kept = np.roll(self._kept, -1, axis=1)
-            self._kept[:, -1] = self._standard(log_time)
-            return np.array([self._has_change(row, penalty) for row in self._kept])
-
-        return watch
-
-    def _has_change(self, row: npt.NDArray[np.float64], penalty: float) -> bool:
-        found = ruptures.KernelCPD(kernel="linear", min_size=self.least).fit(row)
-        return len(found.predict(pen=penalty)) > 1
+def clipped_cusum(log_time: FloatArray) -> Floats:
+    """The larger of two CUSUMs of calls clipped at 3, after the known ones."""
+    standard, scale = standardised(log_time)
+    # Half of the smallest slowdown, within what the Trigger has, too.
+    reference = (0.5 * np.log(SMALLEST_SLOWDOWN) / scale).clip(RUNGS[-1], RUNGS[0])
+    up, down, found = np.zeros_like(scale), np.zeros_like(scale), []
+    for now in standard[KNOWN:].clip(-_CLIP, _CLIP):
+        up = np.maximum(up + now - reference, 0.0)
+        down = np.maximum(down - now - reference, 0.0)
+        found.append(np.maximum(up, down))
+    return np.array(found)
 
 
-CHARTS: Final[dict[str, type[Chart]]] = {
-    "ewma": Ewma,
-    "clipped_cusum": ClippedCusum,
+Chart = Callable[[FloatArray], Floats]
+#: Charts, and the statistic below which an alarm is over.
+CHARTS: Final[dict[str, tuple[Chart, float]]] = {
+    "ewma": (ewma, 1.0),
+    "clipped_cusum": (clipped_cusum, 0.0),
 }
 
 
-def chart_threshold(chart: type[Chart], rounds: list[FloatArray], per_call: float) -> float:
-    """The threshold for a false alarm rate, from excursions on quiet streams (KNOWN + T, N)."""
-    peaks = Peaks(rounds[0].shape[1], floor=chart.rest)
-    for log_time in rounds:
-        made = chart(log_time[:KNOWN])
-        for times in log_time[KNOWN:]:
-            value = made.take(times)
-            peaks.take(value, value <= made.rest)
-        peaks.end()
-    return peaks.threshold(per_call)
+def charted(log_time: FloatArray, chart: Chart, rest: float, threshold: float) -> Bools:
+    """Alarms of a chart, from its threshold on until it rests."""
+    alarms = np.zeros(log_time.shape, dtype=np.bool_)
+    for number, value in enumerate(chart(log_time), KNOWN):
+        alarms[number] = (value >= threshold) | (alarms[number - 1] & (value > rest))
+    return alarms
 
 
-def pelt_penalty(log_time: FloatArray, per_call: float) -> float:
-    """The penalty for a false alarm rate, interpolated between two penalties."""
-    penalties, quiet = (14.0, 20.0), log_time[KNOWN:]
-    watches = [Pelt(log_time[:KNOWN]).watch(penalty) for penalty in penalties]
-    rates = [count_false_alarms(watch, quiet, 0)[0] / quiet.size for watch in watches]
-    slope = np.log(rates[1] / rates[0]) / (penalties[1] - penalties[0])
-    return float(penalties[1] + np.log(per_call / rates[1]) / slope)
+def calibrated(noise: Noise, sigma: float, random: np.random.Generator) -> dict[str, Detect]:
+    """The charts, each with its threshold for this noise."""
+    rounds = [
+        noise(random, KNOWN + QUIET, WIDTH) * np.float32(sigma) + np.float32(5.0) for _ in range(2)
+    ]
+    found: dict[str, Detect] = {}
+    for name, (chart, rest) in CHARTS.items():
+        peaks = np.concatenate([peaks_of(chart(log_time), rest) for log_time in rounds])
+        threshold = threshold_of(np.sort(peaks)[::-1], PER_CALL * 2 * QUIET * WIDTH)
+        found[name] = partial(charted, chart=chart, rest=rest, threshold=threshold)
+    return found
 
 
-def _robust(known: FloatArray) -> tuple[FloatArray, FloatArray]:
-    middle = np.median(known, axis=0)
-    return middle, np.median(np.abs(known - middle), axis=0) / _MAD
+def pelt(log_time: FloatArray, penalty: float, window: int = 48) -> Bools:
+    """Alarms while PELT (ruptures, least squares) finds a change in the last clipped calls."""
+    standard = standardised(log_time)[0].clip(-_CLIP, _CLIP).astype(np.float64)
+    windows = np.lib.stride_tricks.sliding_window_view(standard, window, axis=0)
+    alarms = np.zeros(log_time.shape, dtype=np.bool_)
+    for number, stream in np.ndindex(len(log_time) - KNOWN, log_time.shape[1]):
+        row = windows[KNOWN + number - window + 1, stream]
+        found = ruptures.KernelCPD(kernel="linear", min_size=2).fit(row.copy())
+        alarms[KNOWN + number, stream] = len(found.predict(pen=penalty)) > 1
+    return alarms
 
 
-def _reference(scale: FloatArray) -> FloatArray:
-    """Half of the smallest slowdown in standard units, within what the Trigger has, too."""
-    reference: FloatArray = 0.5 * np.log(SMALLEST_SLOWDOWN) / scale
-    return reference.clip(RUNGS[-1], RUNGS[0])
-
-
-def _advance(
-    sums: npt.NDArray[np.float64], standard: FloatArray, reference: FloatArray
-) -> npt.NDArray[np.float64]:
-    """One step of both sums; returns the larger."""
-    sums[0] = np.maximum(sums[0] + standard - reference, 0.0)
-    sums[1] = np.maximum(sums[1] - standard - reference, 0.0)
-    larger: npt.NDArray[np.float64] = sums.max(axis=0)
-    return larger
-
-
-# --- what is judged ---
+def pelt_penalty(log_time: FloatArray) -> float:
+    """The penalty for the wanted false alarms, interpolated between two penalties."""
+    low, high = 14.0, 20.0
+    rates = [count_onsets(pelt(log_time, each)[KNOWN:]) for each in (low, high)]
+    wanted = PER_CALL * log_time[KNOWN:].size
+    slope = np.log(rates[1] / rates[0]) / (high - low)
+    return float(high + np.log(wanted / rates[1]) / slope)
 
 
 def main() -> None:
@@ -304,26 +220,24 @@ def main() -> None:
         "wanted_false_alarms_per_1e5": FALSE_ALARMS_PER_1E5,
         "robust_sigma": MAIN,
     }
-    ours = our_maker(site(t3_noise, random))
+    ours = our_trigger(site(t3_noise, random))
     figures |= judge(ours, t3_noise, MAIN, ROUNDS, 1)
-    quiet = t3_noise(random, KNOWN + 500, WIDTH)
-    penalty = pelt_penalty(quiet, PER_CALL)
+    penalty = pelt_penalty(t3_noise(random, KNOWN + 500, WIDTH))
     for sigma in SIGMAS:
-        makers = rival_makers(t3_noise, sigma, random)
-        makers["pelt"] = lambda known: Pelt(known).watch(penalty)
+        rivals = calibrated(t3_noise, sigma, random) | {"pelt": partial(pelt, penalty=penalty)}
         if sigma != MAIN:
             found = judge(ours, t3_noise, sigma, 1, 2)
             figures |= {f"sigma_{sigma}_{key}": value for key, value in found.items()}
-        for name, make in makers.items():
+        for name, detect in rivals.items():
             rounds = 1 if name != "pelt" or sigma == MAIN else 0
-            found = judge(make, t3_noise, sigma, rounds, 3)
+            found = judge(detect, t3_noise, sigma, rounds, 3)
             prefix = name if sigma == MAIN else f"{name}_sigma_{sigma}"
             figures |= {f"{prefix}_{key}": value for key, value in found.items()}
-    makers = {"": our_maker(site(autocorrelated_noise, random))} | {
-        f"{name}_": make for name, make in rival_makers(autocorrelated_noise, MAIN, random).items()
+    detectors = {"": our_trigger(site(autocorrelated_noise, random))} | {
+        f"{name}_": each for name, each in calibrated(autocorrelated_noise, MAIN, random).items()
     }
-    for name, make in makers.items():
-        found = judge(make, autocorrelated_noise, MAIN, 1, 4)
+    for name, detect in detectors.items():
+        found = judge(detect, autocorrelated_noise, MAIN, 1, 4)
         figures |= {f"autocorrelated_{name}{key}": value for key, value in found.items()}
     write_result("trigger", figures)
 

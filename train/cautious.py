@@ -192,7 +192,8 @@ class Tables(nn.Module):
         of_BLH = apart_BL.unsqueeze(2).masked_fill(~self.is_of.unsqueeze(0), float("inf"))
         apart_BH, row_BH = of_BLH.min(dim=1)
         has_BH1 = (apart_BH < self.reach).unsqueeze(2)
-        same_BH = self.is_same(place_B3)
+        off_BH2 = place_B3[:, 1:].unsqueeze(1) - self.shapes.unsqueeze(0)
+        same_BH = off_BH2.abs().amax(dim=2) < self.same
         known_B1 = same_BH.any(dim=1, keepdim=True)
         weight_BH, left_B = self.weights(place_B3[:, 1:])
         weight_BH = torch.where(known_B1, same_BH.to(weight_BH.dtype), weight_BH)
@@ -219,12 +220,6 @@ class Tables(nn.Module):
         caution_B = torch.where(known_B1.squeeze(1), caution_B, elsewhere_B)
         spread_BA = torch.sqrt(variance_BA).masked_fill(~near_BA, float("inf"))
         return gain_BA, spread_BA, near_BA, caution_B
-
-    @torch.jit.export
-    def is_same(self, place_B3: torch.Tensor) -> torch.Tensor:
-        """(B, H) whether a place is of a measured shape."""
-        off_BH2 = place_B3[:, 1:].unsqueeze(1) - self.shapes.unsqueeze(0)
-        return off_BH2.abs().amax(dim=2) < self.same
 
     @torch.jit.export
     def alike(self, shape_B2: torch.Tensor) -> torch.Tensor:
@@ -303,12 +298,6 @@ class CautiousPolicy(nn.Module):
         return action_B, q_BA.masked_fill(~allowed_BA, self.masked_q)
 
     @torch.jit.export
-    def find_machines(self, context_BF: torch.Tensor) -> torch.Tensor:
-        """(B, S) whether a context is of a machine."""
-        off_BSE = self.rows.machines(context_BF).unsqueeze(1) - self.machine_table.unsqueeze(0)
-        return off_BSE.abs().amax(dim=2) < self.same
-
-    @torch.jit.export
     def predict(self, context_BF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(B, A) ln(time / NCCL's default), its spread (inf: unknown), and spreads to act (B,)."""
         cells_BA, cost_BA = self.rows(context_BF)
@@ -317,7 +306,8 @@ class CautiousPolicy(nn.Module):
         z_BA[:, 0] = 0.0
         spread_BA = torch.full_like(cost_BA, float("inf"))
         caution_B = torch.full_like(cost_BA[:, 0], float("inf"))
-        found_BS = self.find_machines(context_BF)
+        off_BSE = self.rows.machines(context_BF).unsqueeze(1) - self.machine_table.unsqueeze(0)
+        found_BS = off_BSE.abs().amax(dim=2) < self.same
         collective_B = self.rows.collectives(context_BF)
         for index, tables in enumerate(self.tables):
             is_mine = found_BS[:, self.block_machines[index]]

@@ -15,9 +15,10 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import torch
 
@@ -208,18 +209,8 @@ class Calibration:
         """Fraction of measured gains in predicted 90 % intervals."""
         if not len(self):
             return math.nan
-        inside = np.abs(self.predicted - self.measured) <= self.reach + 1e-12
-        return float(inside.mean())
-
-    @property
-    def reach(self) -> Floats:
-        """(N,) half of the width of predicted 90 % intervals."""
-        reach: Floats = _NINETY * np.sqrt(self.spread**2 + self.noise**2)
-        return reach
-
-    def least_alpha(self) -> float:
-        """The smallest bound that so many tasks support alone."""
-        return 1.0 / (len(self) + 1)
+        reach = _NINETY * np.sqrt(self.spread**2 + self.noise**2)
+        return float((np.abs(self.predicted - self.measured) <= reach + 1e-12).mean())
 
     def raised(self, drawn: float, alpha: float) -> float:
         """The threshold on the score: `drawn`, or more by these tasks, by them alone if enough."""
@@ -248,14 +239,13 @@ _LEAST_LEFT: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A policy and its calibrations."""
+    """A policy and what it was calibrated by."""
 
     policy: CautiousPolicy
     #: Has seen training bins alone: what validation bins can judge.
     of_training: CautiousPolicy
-    #: By machine: on left-out octaves, and on whole shapes (empty for few).
-    of_sizes: Sequence[Calibration]
-    of_shapes: Sequence[Calibration]
+    #: Of octaves that were left out.
+    left_out: Calibration
     #: The largest factors by which evidence widened a prior, and left-out octaves a spread.
     widened: float
     stretched: float
@@ -269,97 +259,81 @@ def fit_tables(
     found = list(tasks.tables())
     told, trained = list[_Told](), list[_Told]()
     for measured, is_train in found:
-        told.append(_Told(measured, alpha))
-        trained.append(_Told(measured.only(is_train), alpha))
+        told.append(_Told.of(measured, alpha, len(data.catalogue)))
+        trained.append(_Told.of(measured.only(is_train), alpha, len(data.catalogue)))
         progress(len(told), len(found))
-    policy, of_sizes, of_shapes = _policy(tasks, told, alpha)
     return Fitted(
-        policy,
-        _policy(tasks, trained, alpha)[0],
-        of_sizes,
-        of_shapes,
-        max(float(np.sqrt(each.widened)) for each in told),
-        max(each.stretch for each in told),
+        _policy(tasks, told, alpha),
+        _policy(tasks, trained, alpha),
+        Calibration.joined([each.left_out for each in told]),
+        max(each.widened for each in told),
+        max(each.stretched for each in told),
     )
 
 
+@dataclass(frozen=True, slots=True)
 class _Told:
     """What the belief of one table says: beliefs are large."""
 
-    def __init__(self, measured: Measured, alpha: float) -> None:
-        self.measured = measured
+    machine: int
+    collective: int
+    table: ShapeTable
+    left_out: Calibration
+    widened: float
+    stretched: float
+
+    @classmethod
+    def of(cls, measured: Measured, alpha: float, num_actions: int) -> Self:
         prior, told = prior_of(measured.grid), (measured.places, measured.log_us)
         variance = doubted(prior, *told, measured.variance, measured.repeats)
         belief = Belief(prior, *told, variance)
-        self.gain, self.spread = belief.gain, belief.spread
-        self.is_near, self.may_act = belief.is_near, belief.may_act
-        self.widened, self.stretch = belief.widened, belief.stretch
-        self.caution = belief.caution(alpha)
-        self._left_out = belief.left_out()
+        sizes = np.array(measured.grid.log2_sizes)
 
-    def left_out(self) -> Calibration:
-        found = self._left_out
-        sizes, row = np.unique(found.size, return_inverse=True)
-        at = row, found.action
-        predicted, measured, spread, noise = np.full(
-            (4, len(sizes), len(self.measured.grid.configs)), np.nan
-        )
-        predicted[at], measured[at] = found.predicted, found.measured
-        spread[at], noise[at] = found.spread, found.noise
-        best = best_of(predicted, spread, ~np.isnan(predicted), LEAST_CAUTION)
-        mine = np.arange(len(sizes)), best
-        return Calibration(predicted[mine], measured[mine], spread[mine], noise[mine])
-
-    def shape_table(self, actions: int, caution: float) -> ShapeTable:
-        measured = self.measured
-        shape = len(measured.grid.log2_sizes), actions
-
-        def of_all(values: Floats, empty: float) -> Floats:
-            found = np.full(shape, empty)
+        def of_all(values: npt.NDArray[Any], empty: float | bool) -> npt.NDArray[Any]:
+            found = np.full((len(sizes), num_actions), empty)
             found[:, measured.actions] = values
             return found
 
-        is_near, may_act = np.zeros((2, *shape), dtype=np.bool_)
-        is_near[:, measured.actions] = self.is_near
-        may_act[:, measured.actions] = self.may_act
-        return ShapeTable(
+        table = ShapeTable(
             measured.shape,
-            np.array(measured.grid.log2_sizes),
-            of_all(self.gain, 0.0),
-            of_all(self.spread, np.inf),
-            is_near,
-            may_act,
+            sizes,
+            of_all(belief.gain, 0.0),
+            of_all(belief.spread, np.inf),
+            of_all(belief.is_near, empty=False),
+            of_all(belief.may_act, empty=False),
             of_all(measured.relative_cost, np.nan),
-            caution,
+            belief.caution(alpha),
         )
+        widened = float(np.sqrt(belief.widened))
+        left_out = _left_out_sizes(belief, len(measured.grid.configs))
+        return cls(measured.machine, measured.collective, table, left_out, widened, belief.stretch)
 
 
-def _policy(
-    tasks: Tasks, told: Sequence[_Told], alpha: float
-) -> tuple[CautiousPolicy, list[Calibration], list[Calibration]]:
-    blocks, of_sizes, of_shapes = [], [], []
+def _left_out_sizes(belief: Belief, num_configs: int) -> Calibration:
+    """For each size that was left out the config that the others would take."""
+    found = belief.left_out()
+    sizes, row = np.unique(found.size, return_inverse=True)
+    parts = np.full((4, len(sizes), num_configs), np.nan)
+    parts[:, row, found.action] = found.predicted, found.measured, found.spread, found.noise
+    predicted, _, spread, _ = parts
+    best = best_of(predicted, spread, ~np.isnan(predicted), LEAST_CAUTION)
+    return Calibration(*parts[:, np.arange(len(sizes)), best])
+
+
+def _policy(tasks: Tasks, told: Sequence[_Told], alpha: float) -> CautiousPolicy:
+    blocks = []
     for machine in range(len(tasks.machines)):
-        groups = defaultdict[int, list[_Told]](list)
-        for each in told:
-            if each.measured.machine == machine:
-                groups[each.measured.collective].append(each)
-        mine = [each for group in groups.values() for each in group]
-        sizes = Calibration.joined([each.left_out() for each in mine])
-        tables = {
-            collective: [
-                each.shape_table(len(tasks.data.catalogue), sizes.raised(each.caution, alpha))
-                for each in group
-            ]
-            for collective, group in groups.items()
-        }
-        shapes = Calibration.joined([_left_out_shapes(each) for each in tables.values()])
+        mine = [each for each in told if each.machine == machine]
+        sizes = Calibration.joined([each.left_out for each in mine])
+        groups = defaultdict[int, list[ShapeTable]](list)
+        for each in mine:
+            caution = sizes.raised(each.table.caution, alpha)
+            groups[each.collective].append(replace(each.table, caution=caution))
+        shapes = Calibration.joined([_left_out_shapes(each) for each in groups.values()])
         elsewhere = shapes.raised(_ELSEWHERE, alpha)
-        for collective, held in tables.items():
-            blocks.append((machine, collective, _tables(held, elsewhere)))
-        of_sizes.append(sizes)
-        of_shapes.append(shapes)
-    parts = (tasks.maker, tasks.machines, blocks, tasks.level_shares)
-    return CautiousPolicy(*parts).eval(), of_sizes, of_shapes
+        for collective, tables in groups.items():
+            blocks.append((machine, collective, _tables(tables, elsewhere)))
+    return CautiousPolicy(tasks.maker, tasks.machines, blocks, tasks.level_shares).eval()
 
 
 def _tables(tables: Sequence[ShapeTable], elsewhere: float) -> Tables:

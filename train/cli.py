@@ -45,7 +45,6 @@ from dynamiccl.train.recipe import (
 if TYPE_CHECKING:  # it imports torch, which takes seconds
     from optuna import Study
 
-    from dynamiccl.train.fit import FitSummary
     from dynamiccl.train.study import StudySummary
     from dynamiccl.train.trigger_fit import TriggerSummary
 
@@ -167,9 +166,12 @@ def fit_command(
     if as_json:
         cli.print_json(asdict(summary))
         return
+    steps = (
+        f"{summary.steps} steps, best at step {summary.best_step}" if summary.steps else "fitted"
+    )
     tell(
         stdout,
-        f"run {summary.run_id}: {_work_of(summary)}\n"
+        f"run {summary.run_id}: {steps}, in {summary.seconds:.1f} s\n"
         f"validation: mean regret {summary.validation_regret:.2%} on {summary.validation_tasks} "
         f"tasks (NCCL's default {summary.validation_default_regret:.2%}), abstains below a "
         f"predicted gain of {summary.abstain_margin:.1%}\n"
@@ -185,22 +187,6 @@ def _check_data(data: Path) -> None:
     from dynamiccl.datasets.store import part_paths
 
     part_paths(data)
-
-
-def _work_of(summary: "FitSummary") -> str:
-    if summary.alpha is None:
-        steps = f"{summary.steps} steps in {summary.seconds:.1f} s"
-        return f"{steps}, best at step {summary.best_step}"
-    wider = ", ".join(
-        f"{what} {by:.2f} times as wide as drawn machines have it"
-        for what, by in (("prior", summary.widened), ("spreads", summary.stretched))
-        if by > 1.05  # less is nothing to tell of
-    )
-    return (
-        f"fitted in {summary.seconds:.1f} s; it acts where drawn machines say that at most "
-        f"{summary.alpha:.1%} of its choices are slower, and this machine's left-out octaves do "
-        f"not say otherwise{wider and f' ({wider})'}"
-    )
 
 
 @app.command("trigger")
@@ -234,12 +220,6 @@ def trigger_command(
             seed=seed,
             progress=show,
         )
-    if summary.facts.from_averages:
-        tell(
-            stderr,
-            "warning: there were no single calls to learn from, only averages of nccl-tests, which "
-            "vary less: expect more false alarms than asked for until recorded calls are imported",
-        )
     if as_json:
         cli.print_json(asdict(summary))
         return
@@ -249,19 +229,13 @@ def trigger_command(
 def _show_trigger(summary: "TriggerSummary", uri: str) -> None:
     facts, counts = summary.facts, summary.facts.counts
     thresholds = ", ".join(f"{key}: {value:.1f}" for key, value in facts.thresholds.items())
-    found = ", ".join(
-        f"{name.removeprefix('delay_').removesuffix('_calls').replace('_', '.')} after "
-        f"{'more than 500' if calls is None else f'{calls:.0f}'} calls"
-        for name, calls in summary.delays.items()
-    )
     tell(
         stdout,
-        f"run {summary.run_id}: {counts.series} quiet series (calls {counts.calls}, iterations "
-        f"{counts.iterations}, averages {counts.averages}; {counts.disturbed} disturbed calls left "
-        f"out), usual noise {facts.usual_scale:.3f}, in {summary.seconds:.0f} s\n"
+        f"run {summary.run_id}: {counts['series']} quiet series (calls {counts['calls']}, "
+        f"iterations {counts['iterations']}; {counts['disturbed']} disturbed calls left out), "
+        f"usual noise {facts.usual_scale:.3f}, in {summary.seconds:.0f} s\n"
         f"thresholds by reference value, for {facts.false_alarms_per_1e5:g} false alarms in "
         f"100,000 calls: {thresholds}\n"
-        f"found, at the usual noise: {found} (median)\n"
         f"forecast error {facts.forecast_error:.3f} robust sigmas (level alone "
         f"{facts.level_error:.3f})\n"
         f"files: {summary.run_directory}\n"

@@ -5,11 +5,11 @@ group shape is fitted to ln(time / NCCL's cost) of the training tasks, and one t
 less NCCL's own choice; the base is that whose lines are less off on the validation tasks.
 """
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -149,44 +149,27 @@ def load_data(
 
 def base_residuals(data: TrainingData) -> tuple[float, float] | None:
     """Validation residuals in ln(time), over cost and without; None without costs or two tasks."""
-    train, held = (_lines_of(data, split) for split in (Split.TRAIN, Split.VALIDATION))
-    off: list[list[Floats]] = [[], []]
-    for group in np.unique(train.group):
-        mine, asked = train.group == group, held.group == group
-        for action in range(ABSTAIN_ACTION + 1, len(data.catalogue)):
-            told, new = mine & train.known[:, action], asked & held.known[:, action]
-            if told.sum() < 2 or not new.any():
-                continue
-            for errors, y, wanted in zip(off, train.values, held.values, strict=True):
-                line = np.linalg.lstsq(train.place[told], y[told, action], rcond=None)[0]
-                errors.append(held.place[new] @ line - wanted[new, action])
-    if not off[0]:
-        return None
-    over_cost, over_time = (float(np.sqrt(np.mean(np.concatenate(e) ** 2))) for e in off)
-    return over_cost, over_time
-
-
-class _Lines(NamedTuple):
-    group: npt.NDArray[np.str_]  # (T,) system and collective
-    place: Floats  # (T, 4): 1, size, nodes, ranks a node
-    known: npt.NDArray[np.bool_]  # (T, A) measured, and the cost is known
-    #: Twice (T, A): ln of time over NCCL's cost, and of time, less NCCL's own choice.
-    values: tuple[Floats, Floats]
-
-
-def _lines_of(data: TrainingData, split: Split) -> _Lines:
-    grid = task_grid(data.frame, data.catalogue, [split])
+    grid = task_grid(data.frame, data.catalogue, [Split.TRAIN, Split.VALIDATION])
     tasks = with_noise(grid.tasks, data.training.noise)
     context = cold_observations(tasks, data.profiles, data.costs).context
     features = ActionFeatures(data.catalogue.configs, data.cost_start)
     told = features(torch.from_numpy(context)).numpy().astype(np.float64)
     has_cost, time = told[:, :, COST_KNOWN] > 0.5, np.log(grid.times_us)
-    over_cost = time - told[:, :, LOG_COST]
-    names = tasks.select(tasks["system"] + "/" + tasks["collective"]).to_series()
-    places = tasks.select("size_bytes", "num_nodes", "ranks_per_node").to_numpy()
-    return _Lines(
-        names.to_numpy().astype(np.str_),
-        np.column_stack([np.ones(len(places)), np.log2(places)]),
-        grid.mask & has_cost & has_cost[:, :1],
-        (over_cost - over_cost[:, :1], time - time[:, :1]),
-    )
+    values = np.stack([time - told[:, :, LOG_COST], time], axis=2)
+    values -= values[:, :1]
+    known = grid.mask & has_cost & has_cost[:, :1]
+    places = np.log2(tasks.select("size_bytes", "num_nodes", "ranks_per_node").to_numpy())
+    place = np.column_stack([np.ones(len(places)), places])
+    group = (tasks["system"] + "/" + tasks["collective"]).to_numpy()
+    is_train = (tasks["split"] == Split.TRAIN.value).to_numpy()
+    off: list[Floats] = []
+    for name, action in itertools.product(np.unique(group), range(1, len(data.catalogue))):
+        mine, y = known[:, action] & (group == name), values[:, action]
+        seen, new = mine & is_train, mine & ~is_train
+        if seen.sum() >= 2 and new.any():
+            lines = np.linalg.lstsq(place[seen], y[seen], rcond=None)[0]
+            off.append(place[new] @ lines - y[new])
+    if not off:
+        return None
+    over_cost, over_time = np.sqrt(np.mean(np.concatenate(off) ** 2, axis=0)).tolist()
+    return over_cost, over_time

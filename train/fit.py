@@ -6,12 +6,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, cast
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -29,11 +28,10 @@ from dynamiccl.datasets.manifest import (
 )
 from dynamiccl.datasets.schema import SCHEMA_VERSION
 from dynamiccl.datasets.store import git_commit
-from dynamiccl.drawn_worlds import Floats
-from dynamiccl.errors import MissingPath, UserError
+from dynamiccl.errors import CorruptFile, MissingPath, UserError
 from dynamiccl.files import replacing
 from dynamiccl.train import tracking
-from dynamiccl.train.cautious_fit import Calibration, fit_tables
+from dynamiccl.train.cautious_fit import fit_tables
 from dynamiccl.train.data import TrainingData, base_residuals, load_data
 from dynamiccl.train.loop import Loop, read_state
 from dynamiccl.train.networks import ActionInputs, Network
@@ -67,13 +65,6 @@ class FitSummary:
     num_actions: int
     counts: dict[str, int]
     left_out: dict[str, int]
-    #: Bound on slower choices in drawn worlds; factors by which prior and spreads are wider.
-    alpha: float | None = None
-    widened: float = 1.0
-    stretched: float = 1.0
-
-
-_Made = tuple[nn.Module, dict[str, float], dict[str, Any]]
 
 
 def fit(  # noqa: PLR0913 - all of a run
@@ -151,16 +142,25 @@ def _load(data_dir: Path, recipe: Recipe, seed: int, ray: str | None) -> Trainin
 def _begun(run: tracking.Run) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Arguments of a run, and its last state; None before the first epoch."""
     path, begun = run.kept_folder / _STATE_NAME, run.kept_folder / _BEGUN_NAME
-    if path.exists():
-        state = read_state(path)
-        return state["facts"], state
-    if not begun.exists():
+    state = read_state(path) if path.exists() else None
+    if state is None and not begun.exists():
         raise MissingPath(
             f"state of run '{run.run_id}'",
             path,
             "a run keeps one until it is finished; begin anew with 'dynamiccl-train fit'",
         )
-    return json.loads(begun.read_text(encoding="utf-8")), None
+    facts = json.loads(begun.read_text(encoding="utf-8")) if state is None else state["facts"]
+    if unknown := facts["recipe"].keys() - {each.name for each in fields(Recipe)}:
+        raise CorruptFile(
+            f"run '{run.run_id}' has settings that this release does not know "
+            f"({', '.join(sorted(unknown))}): finish it with the release that began it, or train "
+            "anew"
+        )
+    return facts, state
+
+
+#: The policy, what the summary tells of it, and metrics besides.
+_Fitted = tuple[nn.Module, dict[str, Any], dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +190,12 @@ class _Training:
         self.run.begin(data_dir, self.data.digest, params, text)
 
     def train(self, state: dict[str, Any] | None = None) -> FitSummary:
+        if self.recipe.algorithm in CAUTIOUS:
+            module, found, metrics = self._fit_tables()
+        else:
+            module, found, metrics = self._fit_networks(state)
         with tempfile.TemporaryDirectory() as folder:
-            scratch = Path(folder)
-            (scratch / POLICY_FOLDER).mkdir()
-            if self.recipe.algorithm in CAUTIOUS:
-                made = self._fit_tables(scratch)
-            else:
-                made = self._fit_networks(state)
-            summary = self._end(scratch, *made)
+            summary = self._track(Path(folder), module, found, metrics)
         for name in (_STATE_NAME, _BEGUN_NAME):
             (self.run.kept_folder / name).unlink(missing_ok=True)
         return summary
@@ -227,7 +225,7 @@ class _Training:
         self.run.log(tags={"cost_base": "cost" if uses_cost else "time"})
         return uses_cost
 
-    def _fit_networks(self, state: dict[str, Any] | None) -> _Made:
+    def _fit_networks(self, state: dict[str, Any] | None) -> _Fitted:
         """The best checkpoint with the best margin on validation; of equals the largest."""
         data, recipe, loop = self.data, self.recipe, self._make_loop()
         if state is not None:
@@ -254,11 +252,16 @@ class _Training:
             module: PolicyModule = StatefulPolicyModule(members[0], margin, warm_margin)
         else:
             module = PolicyModule(networks, margin, warm_margin, is_unanimous=is_unanimous)
-        found = {"steps": recipe.steps, "seconds": seconds, "best_step": best.step}
-        found |= {"validation_regret": regret, "abstain_margin": margin}
-        return module, {"abstain_margin": margin}, found
+        found = {
+            "steps": recipe.steps,
+            "seconds": seconds,
+            "best_step": best.step,
+            "validation_regret": regret,
+            "abstain_margin": margin,
+        }
+        return module, found, {"abstain_margin": margin}
 
-    def _fit_tables(self, scratch: Path) -> _Made:
+    def _fit_tables(self) -> _Fitted:
         data, alpha, started = self.data, self.recipe.alpha, time.monotonic()
         fitted = fit_tables(
             data, alpha=alpha, progress=lambda done, count: self.progress(done, count, {})
@@ -271,32 +274,21 @@ class _Training:
             "seconds": time.monotonic() - started,
             "best_step": 0,
             "validation_regret": data.mean_over_groups(actions),
-            "alpha": alpha,
-            "widened": fitted.widened,
-            "stretched": fitted.stretched,
         }
-        figures = {"prior_widened": fitted.widened, "spread_stretched": fitted.stretched}
-        for name, of in (("sizes", fitted.of_sizes), ("shapes", fitted.of_shapes)):
-            every = Calibration.joined(of)
-            keep = sum(each.least_alpha() <= alpha for each in of)
-            figures[f"calibration_tasks_{name}"] = float(len(every))
-            figures[f"machines_that_keep_alpha_{name}"] = float(keep)
-            if len(every):
-                figures[f"coverage_90_{name}"] = every.coverage
-        every = Calibration.joined(fitted.of_sizes)
-        (scratch / "plots").mkdir()
-        path = scratch / "plots" / "calibration.png"
-        _plot_calibration(path, every.predicted, every.measured, every.reach)
-        return fitted.policy, figures, found
+        metrics = {
+            "prior_widened": fitted.widened,
+            "spread_stretched": fitted.stretched,
+            "calibration_tasks": float(len(fitted.left_out)),
+        }
+        if len(fitted.left_out):
+            metrics["coverage_90"] = fitted.left_out.coverage
+        return fitted.policy, found, metrics
 
-    def _end(
-        self,
-        scratch: Path,
-        module: nn.Module,
-        figures: Mapping[str, float],
-        found: Mapping[str, Any],
+    def _track(
+        self, scratch: Path, module: nn.Module, found: dict[str, Any], metrics: dict[str, float]
     ) -> FitSummary:
         data, recipe, run = self.data, self.recipe, self.run
+        (scratch / POLICY_FOLDER).mkdir()
         manifest = self._export(scratch / POLICY_FOLDER, module, found["abstain_margin"])
         text = json.dumps(recipe.to_json(), indent=1)
         (scratch / "recipe.json").write_text(text, encoding="utf-8")
@@ -304,7 +296,7 @@ class _Training:
             shutil.copy(recipe.source, scratch / "recipe.py")
         summary = FitSummary(
             run_id=run.run_id,
-            run_directory=str(run.directory or run.artifact_uri),
+            run_directory=run.place,
             recipe=recipe.name,
             validation_default_regret=data.default_regret(),
             validation_tasks=data.validation.tasks.height,
@@ -313,11 +305,10 @@ class _Training:
             left_out=data.left_out,
             **found,
         )
-        metrics = {
+        metrics |= {
             "best_validation_regret": summary.validation_regret,
             "default_validation_regret": summary.validation_default_regret,
             "train_seconds": summary.seconds,
-            **figures,
         }
         text = (
             f"{recipe.summary}. Mean regret on {summary.validation_tasks} validation tasks: "
@@ -357,22 +348,3 @@ class _Training:
             trigger=watching,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         ).write(folder)
-
-
-def _plot_calibration(path: Path, predicted: Floats, measured: Floats, reach: Floats) -> None:
-    from matplotlib.figure import Figure  # takes a second to import
-
-    figure = Figure(figsize=(4.8, 4.4), layout="constrained")
-    axes = figure.subplots()
-    predicted, measured = 100.0 * np.expm1(predicted), 100.0 * np.expm1(measured)
-    axes.errorbar(predicted, measured, xerr=100.0 * reach, fmt="o", ms=3, lw=0.6, color="tab:blue")
-    both = np.concatenate([predicted, measured])
-    ends = [float(both.min()), float(both.max())]
-    axes.plot(ends, ends, color="grey", linestyle="--", label="as predicted")
-    axes.axhline(0.0, color="tab:red", linewidth=0.8, label="NCCL's own choice")
-    axes.set(xlabel="predicted gain, 90 % interval (%)", ylabel="measured gain (%)")
-    margin = 0.1 * (ends[1] - ends[0])
-    axes.set_xlim(ends[0] - margin, ends[1] + margin)  # intervals may be far wider
-    axes.legend(loc="upper left", fontsize=8)
-    axes.grid(visible=True, alpha=0.3)
-    figure.savefig(path, dpi=120)

@@ -23,7 +23,6 @@ is off; or 0 (data.py). A cell that NCCL does not take, where its costs are know
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -81,11 +80,11 @@ class ConvolvedWindow(nn.Module):
 
 
 class RecurrentWindow(nn.Module):
-    """Last hidden state of an LSTM or GRU over the calls, oldest first; zero for cold rows."""
+    """Last hidden state of an LSTM over the calls, oldest first; zero for cold rows."""
 
-    def __init__(self, layer: type[nn.LSTM | nn.GRU], window_shape: Sequence[int]) -> None:
+    def __init__(self, window_shape: Sequence[int]) -> None:
         super().__init__()
-        self.recurrent = layer(int(window_shape[1]), WINDOW_UNITS, batch_first=True)
+        self.recurrent = nn.LSTM(int(window_shape[1]), WINDOW_UNITS, batch_first=True)
         self.width = WINDOW_UNITS
         self.valid = WINDOW_COLUMN["valid"]
 
@@ -102,8 +101,7 @@ class RecurrentWindow(nn.Module):
 #: From the shape (K, W) to a module with the attribute `width`, that of its output.
 WINDOW_ENCODERS: Final[dict[str, Callable[[Sequence[int]], Any]]] = {
     "mlp": FlatWindow,
-    "lstm": partial(RecurrentWindow, nn.LSTM),
-    "gru": partial(RecurrentWindow, nn.GRU),
+    "lstm": RecurrentWindow,
     "cnn": ConvolvedWindow,
 }
 

@@ -24,50 +24,29 @@ from rich.table import Table
 
 
 class WordTable(Table):
-    """Columns as wide as their longest word where all fit; else folded, heads last.
-
-    Rich narrows columns whatever their `min_width`, so `width` is set.
-    """
+    """Columns as wide as their longest word where all fit, which Rich would break."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Choose widths for the console."""
-        heads = [str(column.header) for column in self.columns]
-        cells = [[str(text) for text in column.cells] for column in self.columns]
-        words = []
-        for column, head, texts in zip(self.columns, heads, cells, strict=True):
-            together = "\n".join([head, *texts])
-            words.append(longest(together.splitlines() if column.no_wrap else together.split()))
+        words, lines = [], []
+        for column in self.columns:
+            texts = "\n".join([str(column.header), *map(str, column.cells)])
+            lines.append(max(map(len, texts.splitlines()), default=0))
+            longest = max(map(len, texts.split()), default=0)
+            words.append(lines[-1] if column.no_wrap else longest)
         for padding in (1, 0):
             # Padding on both sides of a column, a line or blank on one; the table has one more.
             spare = options.max_width - sum(words) - (1 + 2 * padding) * len(words) - 1
             spare += 0 if self.pad_edge else 2 * padding
             if spare >= 0:
-                # First to keep cells on one line, then heads.
-                widths = widened(words, [longest(texts) for texts in cells], spare)
-                widths = widened(widths, [*map(len, heads)], spare + sum(words) - sum(widths))
-                for column, width in zip(self.columns, widths, strict=True):
-                    column.width = width
                 self.padding = (0, padding)
-                return super().__rich_console__(console, options)
-        least = [longest(head.split()) for head in heads]
-        if sum(least) + 4 * len(least) <= options.max_width:
-            for column, width in zip(self.columns, least, strict=True):
-                column.min_width = width
+                for column, word, line in sorted(
+                    zip(self.columns, words, lines, strict=True), key=lambda each: each[2] - each[1]
+                ):
+                    column.width = min(line, word + spare)
+                    spare -= column.width - word
+                break
         return super().__rich_console__(console, options)
-
-
-def widened(widths: list[int], wanted: list[int], spare: int) -> list[int]:
-    """Widths with `spare` characters shared out, the least want first."""
-    wider = [*widths]
-    for i in sorted(range(len(widths)), key=lambda i: wanted[i] - widths[i]):
-        wider[i] += min(max(0, wanted[i] - widths[i]), spare)
-        spare -= wider[i] - widths[i]
-    return wider
-
-
-def longest(texts: list[str]) -> int:
-    """Characters of the longest text."""
-    return max(map(len, texts), default=0)
 
 
 EVERY_S: Final = 30.0

@@ -42,7 +42,7 @@ class Recipe:
     source: str = ""
     #: d3rlpy's DoubleDQN, DiscreteCQL or DiscreteBC; or GaussianProcess, A3C or IMPALA.
     algorithm: str
-    #: How the window is read: mlp (as it is), lstm, gru or cnn.
+    #: How the window is read: mlp (as it is), lstm or cnn.
     window_encoder: str = "mlp"
     #: Whether value and advantage have heads of their own.
     dueling: bool = True

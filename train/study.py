@@ -8,10 +8,10 @@ two workers the same one); a search's setting is chosen by TPE when it is taken.
 
 import itertools
 import math
+import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
@@ -20,9 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import JournalStorage
-from optuna.storages._heartbeat import BaseHeartbeat  # what a storage with one has to be
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 from scipy import stats
@@ -142,50 +141,50 @@ class _File(JournalFileBackend):
             super().append_logs(logs)
 
 
-class _Journal(JournalStorage, BaseHeartbeat):
-    """Optuna's journal with the heartbeat of its databases, by the hosts' clocks."""
+@contextmanager
+def _beating(study: optuna.Study, trial: optuna.Trial) -> Iterator[None]:
+    """Give signs of life by this host's clock, which Optuna's journal does not."""
+    is_over = threading.Event()
 
-    def record_heartbeat(self, trial_id: int) -> None:
-        # Another took it over, the lock was lost, or NFS failed: the next beat comes.
-        with suppress(UpdateFinishedTrialError, RuntimeError, OSError):
-            self.set_trial_system_attr(trial_id, "heartbeat", time.time())
+    def beat() -> None:
+        while not is_over.wait(BEAT_S):
+            # Another took it over, the lock was lost, or NFS failed: the next beat comes.
+            with suppress(RuntimeError, OSError):
+                study._storage.set_trial_system_attr(trial._trial_id, "heartbeat", time.time())
 
-    def _get_stale_trial_ids(self, study_id: int) -> list[int]:
-        running = self.get_all_trials(study_id, deepcopy=False, states=(TrialState.RUNNING,))
-        return [trial._trial_id for trial in running if time.time() - _last_beat(trial) > STALE_S]
-
-    def get_heartbeat_interval(self) -> int:
-        return BEAT_S
-
-    def get_heartbeat_stale_trial_callback(self) -> Callable[[optuna.Study, FrozenTrial], None]:
-        return _queue_after_death
-
-
-def _last_beat(trial: FrozenTrial) -> float:
-    began = 0.0 if trial.datetime_start is None else trial.datetime_start.timestamp()
-    return max(began, float(trial.system_attrs.get("heartbeat", 0.0)))
+    beating = threading.Thread(target=beat, daemon=True)
+    beating.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        beating.join()
 
 
-def _queue_again(study: optuna.Study, trial: FrozenTrial, deaths: int) -> None:
-    """Queue a trial again, of which `deaths` workers have died."""
-    told = {"failed_trial": _number(trial), "deaths": deaths}
-    again = optuna.create_trial(
-        state=TrialState.WAITING,
-        params=trial.params,
-        distributions=trial.distributions,
-        user_attrs=trial.user_attrs,
-        system_attrs=trial.system_attrs | told,
-    )
-    study.add_trial(again)
+def _fail_stale(study: optuna.Study) -> None:
+    """End trials whose workers died, and queue them again, up to three times."""
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        began = 0.0 if trial.datetime_start is None else trial.datetime_start.timestamp()
+        silent_s = time.time() - trial.system_attrs.get("heartbeat", began)
+        if silent_s > STALE_S and _end(study, trial.number):
+            deaths = trial.user_attrs.get("deaths", 0) + 1
+            if deaths <= _RETRIES:
+                _queue_again(study, trial, deaths=deaths)
 
 
-def _deaths(trial: FrozenTrial) -> int:
-    return int(trial.system_attrs.get("deaths", 0))
+def _end(study: optuna.Study, number: int, value: float = math.nan) -> bool:
+    """End a trial, failed if without a value; False where another worker has."""
+    told = (None, TrialState.FAIL) if math.isnan(value) else (value, TrialState.COMPLETE)
+    with suppress(ValueError, UpdateFinishedTrialError):
+        study.tell(number, *told)
+        return True
+    return False
 
 
-def _queue_after_death(study: optuna.Study, trial: FrozenTrial) -> None:
-    if _deaths(trial) < _RETRIES:
-        _queue_again(study, trial, _deaths(trial) + 1)
+def _queue_again(study: optuna.Study, trial: FrozenTrial, **told: int) -> None:
+    chosen = trial.system_attrs.get("fixed_params", {}) | trial.params
+    told = {**trial.user_attrs, "number": _number(trial), **told}
+    study.enqueue_trial(chosen, user_attrs=told)
 
 
 def begin_study(plan: Plan, tracking_uri: str) -> optuna.Study:
@@ -217,9 +216,9 @@ def open_study(run_id: str, tracking_uri: str) -> optuna.Study:
     return optuna.load_study(study_name=run_id, storage=_journal(path))
 
 
-def _journal(path: Path) -> _Journal:
+def _journal(path: Path) -> JournalStorage:
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # failures are told in our words
-    return _Journal(_File(str(path)))
+    return JournalStorage(_File(str(path)))
 
 
 def plan_of(study: optuna.Study) -> Plan:
@@ -235,7 +234,7 @@ def latest_trials(study: optuna.Study) -> dict[int, FrozenTrial]:
 
 def _number(trial: FrozenTrial) -> int:
     """The number of a trial's first try."""
-    return int(trial.system_attrs.get("failed_trial", trial.number))
+    return int(trial.user_attrs.get("number", trial.number))
 
 
 def retry_failed(study: optuna.Study) -> None:
@@ -253,113 +252,100 @@ def work(
     Yields lines, and whether they are of failures. Raises KeyboardInterrupt where `is_stopped`: a
     library may have swallowed the signal's.
     """
-    worker = _Worker(study, tracking_uri, is_stopped)
     while True:
         if is_stopped():
             raise KeyboardInterrupt
-        with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
-            optuna.storages.fail_stale_trials(study)
+        _fail_stale(study)
         states = {trial.state for trial in latest_trials(study).values()}
         if TrialState.WAITING in states:
-            # ValueError: another worker took it over while this one was suspended.
-            try:
-                with suppress(ValueError):
-                    study.optimize(worker.try_one, n_trials=1, catch=(Exception,))
-            except KeyboardInterrupt:
-                worker.give_back()
-                raise
-            yield from worker.told
-            worker.told.clear()
+            trial = _take(study)
+            if trial is not None:
+                yield from _run(study, trial, tracking_uri, is_stopped)
         elif TrialState.RUNNING in states:
             time.sleep(_PAUSE_S)
         else:
             return
 
 
-class _Worker:
-    def __init__(
-        self,
-        study: optuna.Study,
-        tracking_uri: str,
-        is_stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._study, self._plan, self._uri = study, plan_of(study), tracking_uri
-        self._is_stopped = is_stopped
-        #: Lines, and whether they are of failures.
-        self.told: list[tuple[str, bool]] = []
-        self._taken: int | None = None
+def _take(study: optuna.Study) -> optuna.Trial | None:
+    """A trial of the queue; None where another worker took the last: Optuna makes a new one."""
+    trial = study.ask()
+    if "seeds" in trial.user_attrs:
+        return trial
+    _end(study, trial.number)
+    return None
 
-    def give_back(self) -> None:
-        if self._taken is not None:
-            trial = self._study.trials[self._taken]
-            _queue_again(self._study, trial, _deaths(trial))
 
-    def _stay(self, *_: object) -> None:
+def _run(
+    study: optuna.Study, trial: optuna.Trial, tracking_uri: str, is_stopped: Callable[[], bool]
+) -> list[tuple[str, bool]]:
+    """Train a trial's setting with its seeds; lines as of `work`."""
+    plan, known = plan_of(study), study.get_trials(deepcopy=False)[trial.number]
+    number, runs, told = _number(known), list[FitSummary](), list[tuple[str, bool]]()
+    name, value = f"trial {number}", math.nan
+
+    def stay(*_: object) -> None:
         """Raise where this worker is to stop, or has lost the trial for want of a beat."""
-        assert self._taken is not None
-        if self._is_stopped():
+        if is_stopped():
             raise KeyboardInterrupt
-        state = self._study.get_trials(deepcopy=False)[self._taken].state
-        if state is not TrialState.RUNNING:
+        if study.get_trials(deepcopy=False)[trial.number].state is not TrialState.RUNNING:
             raise UserError(
                 f"another worker has taken the trial over: this one gave no sign of life for "
                 f"{STALE_S:.0f} s, or the hosts' clocks differ"
             )
 
-    def try_one(self, trial: optuna.Trial) -> float:
-        """Train a trial's setting with its seeds; their mean validation regret."""
-        known = self._study.get_trials(deepcopy=False)[trial.number]
-        if "seeds" not in known.user_attrs:
-            return math.nan  # fails: another worker took the last one, and Optuna made a new one
-        self._taken = trial.number
-        number, runs, name = _number(known), list[FitSummary](), f"trial {_number(known)}"
+    with _beating(study, trial):
         try:
             # By number, so that a killed search goes on as it would have.
-            self._study.sampler = optuna.samplers.TPESampler(seed=number, constant_liar=True)
-            axes = self._plan.distributions().items()
+            study.sampler = optuna.samplers.TPESampler(seed=number, constant_liar=True)
+            axes = plan.distributions().items()
             chosen = {key: _suggest(trial, key, each) for key, each in axes}
-            setting = self._plan.setting_of(chosen)
+            setting = plan.setting_of(chosen)
             trial.set_user_attr("setting", setting)
             for seed in known.user_attrs["seeds"]:
                 name = f"trial {number} ({setting}, seed {seed})"
                 tags = {_TRIAL_TAG: f"{number}.{seed}", "setting": setting}
-                runs.append(self._train(self._plan.recipe_of(chosen), seed, tags))
-                line = f"{name}: validation regret {runs[-1].validation_regret:.2%}"
-                self.told.append((line, False))
+                tags |= {tracking.PARENT_TAG: study.study_name}
+                runs.append(_train(plan, plan.recipe_of(chosen), seed, tags, tracking_uri, stay))
+                told.append((f"{name}: validation regret {runs[-1].validation_regret:.2%}", False))
                 trial.set_user_attr("runs", [asdict(run) for run in runs])  # some of a search's
+            value = float(np.mean([run.validation_regret for run in runs]))
+        except KeyboardInterrupt:
+            _end(study, trial.number)
+            _queue_again(study, study.get_trials(deepcopy=False)[trial.number])
+            raise
         except Exception as error:  # stops no other trial
             kind = "" if isinstance(error, DynamicclError) else f"{type(error).__name__}: "
-            self.told.append((f"{name}: {kind}{error}", True))
-            trial.set_user_attr("error", self.told[-1][0])
-            self._taken = None
-            raise
-        self._taken = None
-        return float(np.mean([run.validation_regret for run in runs]))
+            told.append((f"{name}: {kind}{error}", True))
+            with suppress(UpdateFinishedTrialError):
+                trial.set_user_attr("error", told[-1][0])
+    _end(study, trial.number, value)
+    return told
 
-    def _train(self, recipe: Recipe, seed: int, tags: Mapping[str, str]) -> FitSummary:
-        """Train as a child run, or take or go on with the one that there is."""
-        data = Path(self._plan.data)
-        for child in tracking.children(self._uri, self._study.study_name):
-            run_id, told = child.info.run_id, child.data.tags
-            if told["setting"] != tags["setting"] or not told[_TRIAL_TAG].endswith(f".{seed}"):
-                continue
-            # Killed before it could tell; or TPE chose a setting twice.
-            done = tracking.read_summary(self._uri, run_id)
-            if done is not None:
-                return FitSummary(**done)
-            # Killed before its first epoch, or two wrote at once.
-            if told[_TRIAL_TAG] == tags[_TRIAL_TAG]:
-                with suppress(MissingPath, CorruptFile):
-                    return resume(data, run_id, tracking_uri=self._uri, progress=self._stay)
-        return fit(
-            data,
-            recipe,
-            experiment=self._plan.experiment,
-            tracking_uri=self._uri,
-            seed=seed,
-            progress=self._stay,
-            tags={**tags, tracking.PARENT_TAG: self._study.study_name},
-        )
+
+def _train(
+    plan: Plan,
+    recipe: Recipe,
+    seed: int,
+    tags: Mapping[str, str],
+    tracking_uri: str,
+    stay: Callable[..., None],
+) -> FitSummary:
+    """Train as a child run, or take or go on with the one that there is."""
+    how: dict[str, Any] = {"tracking_uri": tracking_uri, "progress": stay}
+    for child in tracking.children(tracking_uri, tags[tracking.PARENT_TAG]):
+        run_id, told = child.info.run_id, child.data.tags
+        if told["setting"] != tags["setting"] or not told[_TRIAL_TAG].endswith(f".{seed}"):
+            continue
+        # Killed before it could tell; or TPE chose a setting twice.
+        done = tracking.read_summary(tracking_uri, run_id)
+        if done is not None:
+            return FitSummary(**done)
+        # Killed before its first epoch, or two wrote at once.
+        if told[_TRIAL_TAG] == tags[_TRIAL_TAG]:
+            with suppress(MissingPath, CorruptFile):
+                return resume(Path(plan.data), run_id, **how)
+    return fit(Path(plan.data), recipe, experiment=plan.experiment, seed=seed, tags=tags, **how)
 
 
 def _suggest(trial: optuna.Trial, key: str, each: Distribution) -> Value:

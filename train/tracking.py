@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -87,17 +87,12 @@ def database_of(tracking_uri: str) -> Path | None:
     return Path(rest) if separator and scheme.startswith("sqlite") and rest else None
 
 
-#: What MLflow takes without a scheme (`mlflow/utils/uri.py`, 3.17).
-_NO_PATHS: Final = ("databricks", "databricks-uc", "uc")
-
-
 def absolute_uri(tracking_uri: str) -> str:
     """The URI with an absolute path, for other working directories."""
     database = database_of(tracking_uri)
-    if database is not None:
-        return f"{tracking_uri.partition(':///')[0]}:///{database.absolute()}"
-    is_path = ":" not in tracking_uri and tracking_uri not in _NO_PATHS
-    return str(Path(tracking_uri).absolute()) if is_path else tracking_uri
+    if database is None:
+        return tracking_uri
+    return f"{tracking_uri.partition(':///')[0]}:///{database.absolute()}"
 
 
 def check_there(tracking_uri: str, named: str) -> None:
@@ -170,6 +165,11 @@ class Run:
         return Path(unquote(parsed.path)) if parsed.scheme in {"", "file"} else None
 
     @property
+    def place(self) -> str:
+        """The folder or address of its artifacts."""
+        return str(self.directory or self.artifact_uri)
+
+    @property
     def kept_folder(self) -> Path:
         """For what is not over: local artifacts, else the user's state folder."""
         #   XDG_STATE_HOME  keeps what `--resume` and `--join` need of runs on an MLflow server.
@@ -180,7 +180,19 @@ class Run:
     def begin(self, data_dir: Path, digest: str, params: Mapping[str, Any], text: str) -> None:
         """Log a run's settings, data, code, host and description."""
         self.log(params={**params, "data": data_dir}, text=text)
-        self.log_data(str(data_dir), digest)
+        place = data_dir.resolve()
+        entity = Dataset(
+            name=place.name,
+            digest=digest[:_DIGEST_DIGITS],
+            source_type="local",
+            source=json.dumps({"uri": str(place)}),
+        )
+        inputs = [DatasetInput(entity, tags=[InputTag("mlflow.data.context", "training")])]
+        # MLflow 3 looks and then inserts; another trial may come between (UNIQUE constraint).
+        try:
+            self._client.log_inputs(self.run_id, inputs)
+        except MlflowException:
+            self._client.log_inputs(self.run_id, inputs)
         # Last: a run without `data_hash` was cut off before.
         host = socket.gethostname()
         self.log(tags={"data_hash": digest, "git_commit": git_commit(), "host": host})
@@ -209,22 +221,6 @@ class Run:
             params=[Param(name, str(value)[:500]) for name, value in params.items()],
             tags=[RunTag(name, value) for name, value in told.items()],
         )
-
-    def log_data(self, folder: str, digest: str) -> None:
-        """Log a data directory as MLflow's data set."""
-        place = Path(folder).resolve()
-        entity = Dataset(
-            name=place.name or folder,
-            digest=digest[:_DIGEST_DIGITS],
-            source_type="local",
-            source=json.dumps({"uri": str(place)}),
-        )
-        inputs = [DatasetInput(entity, tags=[InputTag("mlflow.data.context", "training")])]
-        # MLflow 3 looks and then inserts; another trial may come between (UNIQUE constraint).
-        with suppress(MlflowException):
-            self._client.log_inputs(self.run_id, inputs)
-            return
-        self._client.log_inputs(self.run_id, inputs)
 
     def log_folder(self, folder: Path, name: str | None = None) -> None:
         """Copy a folder into the run's artifacts, or into folder `name` of them."""
@@ -293,18 +289,21 @@ def continue_run(tracking_uri: str, run_id: str) -> AbstractContextManager[Run]:
     return _ended(run)
 
 
-@contextmanager
-def _store(tracking_uri: str) -> Iterator[Any]:
+def _connect(tracking_uri: str) -> Any:
     # MLflow logs a new database's migrations.
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     #   GIT_PYTHON_REFRESH  set to quiet where it is not set: no warning without git.
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    with uninterrupted():  # it makes the database
+        # A relative address would stay in the first directory.
+        return _Shielded(MlflowClient(absolute_uri(tracking_uri)))
+
+
+@contextmanager
+def _store(tracking_uri: str) -> Iterator[Any]:
     try:
-        with uninterrupted():  # it makes the database
-            # A relative address would stay in the first directory.
-            client = MlflowClient(absolute_uri(tracking_uri))
-        yield _Shielded(client)
+        yield _connect(tracking_uri)
     except MlflowException as error:
         said = str(error.message).partition("\n")[0]
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
@@ -392,16 +391,11 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
     if folder.exists():
         raise MissingPath("policy", folder, "give an MLflow run id, a run directory or an artifact")
     check_there(tracking_uri, run_or_folder)
-    uri, address = run_or_folder, absolute_uri(tracking_uri)
-    if ":/" not in uri:
-        with _store(tracking_uri) as client:
-            uri = f"runs:/{_id_of(client, run_or_folder)}/{POLICY_FOLDER}"
     try:
-        if uri.startswith("models:/"):  # MLflow itself would look in the store of its variable
-            registry = MlflowClient(address)
-            version = get_model_name_and_version(registry, uri)
-            uri = registry.get_model_version_download_uri(*version)
-        into = mkdtemp(dir=_downloads().name)
+        uri = run_or_folder
+        if not _is_elsewhere(uri):
+            _, uri = _run_and_address(_connect(tracking_uri), uri)
+        into, address = mkdtemp(dir=_downloads().name), absolute_uri(tracking_uri)
         local = mlflow.artifacts.download_artifacts(uri, dst_path=into, tracking_uri=address)
     except MlflowException as error:
         fix = f"'{tracking_uri}' does not hold it either; {_list_runs(tracking_uri)}"
@@ -432,14 +426,20 @@ def find_run(named: str, tracking_uri: str) -> str | None:
     if Path(named).exists() or _is_elsewhere(named):
         return None
     check_there(tracking_uri, named)
-    kind, found, path = named.partition(":/")
     with _store(tracking_uri) as client:
-        if not found or kind == "runs":
-            run_id = path.partition("/")[0] if found else _id_of(client, named)
-        else:
-            version = get_model_name_and_version(MlflowClient(absolute_uri(tracking_uri)), named)
-            run_id = client.get_model_version(*version).run_id
+        run_id, _ = _run_and_address(client, named)
         return str(client.get_run(run_id).info.run_id)
+
+
+def _run_and_address(client: Any, named: str) -> tuple[str, str]:
+    """The run of a run id, a run name, `runs:/...` or `models:/...`, and its policy's address."""
+    if named.startswith("models:/"):
+        version = client.get_model_version(*get_model_name_and_version(client, named))
+        return version.run_id, version.source
+    if named.startswith("runs:/"):
+        return named.removeprefix("runs:/").partition("/")[0], named
+    run_id = _id_of(client, named)
+    return run_id, f"runs:/{run_id}/{POLICY_FOLDER}"
 
 
 def _id_of(client: Any, named: str) -> str:
@@ -470,8 +470,17 @@ def promote(named: str, tracking_uri: str, *, gated: Path | None, force: bool) -
         passed = _passed_bins(run_id, own, gated)
         # One folder for each verdict: what an earlier version means must not change.
         name = f"gated-{file_sha256(gated / MANIFEST_NAME)[:12]}"
+    if gated is None and not force:
+        raise UserError(
+            f"the champion is what a gate let through: measure fresh runs, judge run '{run_id}' by "
+            f"'dynamiccl-evaluate gate --data FRESH --policy {run_id} --out DIR', and give --gated "
+            "DIR; or --force for a policy that nothing keeps from being slower than NCCL"
+        )
     if not passed and not force:
-        raise UserError(_refusal(run_id, gated))
+        raise UserError(
+            f"no gate let the policy of {gated} act in any size bin: as a champion it would leave "
+            "all to NCCL; judge it on more fresh runs, or give --force"
+        )
     if gated is not None:
         run.log_folder(gated, name)
     verdict = "forced" if not passed else f"passed {passed} size bins"
@@ -483,7 +492,7 @@ def promote(named: str, tracking_uri: str, *, gated: Path | None, force: bool) -
         "version": version,
         "version_before": None if before is None else str(before),
         "passed_bins": passed,
-        "policy": f"{run.directory or run.artifact_uri}/{name}",
+        "policy": f"{run.place}/{name}",
     }
 
 
@@ -510,16 +519,3 @@ def _passed_bins(run_id: str, own: Manifest, gated: Path) -> int | None:
         return None
     by_action = [bins for v in verdicts if v for bins in v.values()]
     return sum(len(bins) for actions in by_action for bins in actions.values())
-
-
-def _refusal(run_id: str, gated: Path | None) -> str:
-    if gated is None:
-        return (
-            f"the champion is what a gate let through: measure fresh runs, judge run '{run_id}' by "
-            f"'dynamiccl-evaluate gate --data FRESH --policy {run_id} --out DIR', and give --gated "
-            "DIR; or --force for a policy that nothing keeps from being slower than NCCL"
-        )
-    return (
-        f"no gate let the policy of {gated} act in any size bin: as a champion it would leave all "
-        "to NCCL; judge it on more fresh runs, or give --force"
-    )

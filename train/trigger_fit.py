@@ -1,8 +1,8 @@
 """Trains a Trigger on a data set: quiet series in, thresholds, a tracked run and `trigger.pt` out.
 
 A *series* is calls of one task key under one config, in order: from the `calls` of jobs, and from
-the per-iteration times of sweeps that ran alone. Averages of nccl-tests, which vary less than calls
-do, are used only where there is nothing else, and that is told.
+the per-iteration times of sweeps that ran alone. Averages of nccl-tests vary less than calls do,
+and would give thresholds with more false alarms than are asked for.
 
 The forecaster learns from quiet calls with injected slowdowns; the target is the quiet time. The
 module runs as it will be deployed, its history frozen while a sum is above zero, so that the LSTM
@@ -30,7 +30,7 @@ import polars as pl
 import torch
 from torch import nn
 
-from dynamiccl.datasets.cells import CELL_COLUMNS, REPEAT_COLUMNS, quiet, tuned, usable
+from dynamiccl.datasets.cells import quiet, tuned, usable
 from dynamiccl.datasets.manifest import TRIGGER_FACTS_NAME, TRIGGER_FOLDER, TRIGGER_NAME
 from dynamiccl.datasets.steps import CALLS_USED, STREAM_COLUMNS, timed_calls
 from dynamiccl.datasets.store import content_hash, part_paths, read, scan
@@ -41,19 +41,15 @@ from dynamiccl.train.trigger import (
     RUNGS,
     SMALLEST_SLOWDOWN,
     WARM_UP,
-    Detector,
     FloatArray,
     TriggerModule,
 )
 
 Progress = Callable[[str, int, int], None]
-#: Log times (N,) to alarms (N,).
-Watch = Callable[[FloatArray], npt.NDArray[np.bool_]]
+Bools = npt.NDArray[np.bool_]
 #: The fewest calls of a series.
 SHORTEST: Final = 8
 FEWEST: Final = 256
-#: Repeats of a cell that make a series of averages.
-FEWEST_REPEATS: Final = 3
 #: A stretch whose running median is this share, and a scale, above the series' is not quiet.
 _STRETCH: Final = 33
 _NOT_QUIET: Final = 0.10
@@ -85,25 +81,6 @@ _LENGTH: Final = 2_000
 _TAIL: Final = 100
 #: Streams that get here begin anew.
 _NO_THRESHOLD: Final = 1000.0
-#: Delays: slowdowns; streams; quiet calls of each; calls in which an alarm has to come.
-_FACTORS: Final = (SMALLEST_SLOWDOWN, 1.5)
-_ONSETS: Final = 500
-_KNOWN: Final = 256
-_HORIZON: Final = 500
-
-
-@dataclass(frozen=True, slots=True)
-class SeriesCounts:
-    """Times of a data set that were used, and why others were not."""
-
-    calls: int
-    iterations: int
-    #: Used only without the two above.
-    averages: int
-    disturbed: int
-    #: Without a time from all ranks, or of traces that do not tell what ran.
-    unusable: int
-    series: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +127,7 @@ class Series:
         is_first = np.arange(len(self.values)) < ends[owner]
         return self._where(is_first, owner), self._where(~is_first, owner)
 
-    def _where(self, kept: npt.NDArray[np.bool_], owner: npt.NDArray[np.int64]) -> "Series":
+    def _where(self, kept: Bools, owner: npt.NDArray[np.int64]) -> "Series":
         counts = np.bincount(owner[kept], minlength=len(self.scales))
         starts = np.concatenate([[0], np.cumsum(counts[counts > 0])])
         return Series(self.values[kept], self.sizes[kept], starts, self.scales[counts > 0])
@@ -172,28 +149,33 @@ class Series:
         return self.values[index], self.sizes[index], self.scales[whole]
 
 
-def read_series(data_dir: Path) -> tuple[Series, SeriesCounts]:
-    """The quiet series of a data directory; NotEnoughData with fewer than FEWEST calls."""
+def read_series(data_dir: Path) -> tuple[Series, dict[str, int]]:
+    """The quiet series of a data directory; NotEnoughData with fewer than FEWEST calls.
+
+    Counts times that were used (`calls`, `iterations`), `disturbed`, and `unusable`: without a time
+    from all ranks, or of traces that tell no config.
+    """
     calls, unusable = _call_series(data_dir) if part_paths(data_dir, "calls") else ([], 0)
-    frame = quiet(tuned(usable(read(data_dir)))) if part_paths(data_dir) else None
-    iterations = [] if frame is None else _iteration_series(frame)
-    pairs, shortest = [*calls, *iterations], SHORTEST
-    averages: list[_Pair] = []
-    if frame is not None and _calls_of(pairs) < FEWEST:
-        pairs, shortest = (averages := _average_series(frame)), FEWEST_REPEATS
+    iterations = _iteration_series(data_dir) if part_paths(data_dir) else []
+    pairs = [*calls, *iterations]
     kept = [_quiet_calls(times) for times, _ in pairs]
     disturbed = sum(int((~each).sum()) for each in kept)
-    pairs = [(t[k], s[k]) for (t, s), k in zip(pairs, kept, strict=True) if k.sum() >= shortest]
+    pairs = [(t[k], s[k]) for (t, s), k in zip(pairs, kept, strict=True) if k.sum() >= SHORTEST]
     total = _calls_of(pairs)
     if total < FEWEST:
         raise NotEnoughData(
             f"{data_dir} holds {total} quiet calls in series and {FEWEST} are needed"
             f"{f' ({unusable} calls have no time or config)' if unusable else ''}; import a "
             "job's recorded calls (DYNAMICCL_CALLS_DIR, 'dynamiccl-collect import'), or sweep with "
-            "nccl-tests that report each iteration"
+            "nccl-tests that report each iteration: averages vary less than calls do"
         )
-    used = _calls_of(calls), _calls_of(iterations), _calls_of(averages)
-    counts = SeriesCounts(*used, disturbed, unusable, len(pairs))
+    counts = {
+        "calls": _calls_of(calls),
+        "iterations": _calls_of(iterations),
+        "disturbed": disturbed,
+        "unusable": unusable,
+        "series": len(pairs),
+    }
     return Series.of([t for t, _ in pairs], [s for _, s in pairs]), counts
 
 
@@ -221,20 +203,13 @@ def _call_series(data_dir: Path) -> tuple[list[_Pair], int]:
     return found, recorded.height - rows.height
 
 
-def _iteration_series(frame: pl.DataFrame) -> list[_Pair]:
-    found = frame["iteration_times_us"].drop_nulls()
-    arrays = [np.log(np.asarray(each, dtype=np.float32)) for each in found if len(each)]
-    return [(a, np.zeros_like(a)) for a in arrays if len(a) >= SHORTEST]
+def _iteration_series(data_dir: Path) -> list[_Pair]:
+    found = quiet(tuned(usable(read(data_dir))))["iteration_times_us"].drop_nulls()
+    arrays = [np.log(np.asarray(each, dtype=np.float32)) for each in found]
+    return [(each, np.zeros_like(each)) for each in arrays if len(each) >= SHORTEST]
 
 
-def _average_series(frame: pl.DataFrame) -> list[_Pair]:
-    ordered = frame.sort(REPEAT_COLUMNS).group_by(CELL_COLUMNS, maintain_order=True)
-    cells = ordered.agg(pl.col("time_us").log())["time_us"]
-    arrays = [np.asarray(each, dtype=np.float32) for each in cells]
-    return [(a, np.zeros_like(a)) for a in arrays if len(a) >= FEWEST_REPEATS]
-
-
-def _quiet_calls(log_time: FloatArray) -> npt.NDArray[np.bool_]:
+def _quiet_calls(log_time: FloatArray) -> Bools:
     if len(log_time) < 2 * _STRETCH:
         return np.ones(len(log_time), dtype=np.bool_)
     middle = np.median(log_time)
@@ -247,46 +222,24 @@ def _quiet_calls(log_time: FloatArray) -> npt.NDArray[np.bool_]:
     return np.asarray(~reach)
 
 
-class Peaks:
-    """Peaks of excursions above zero over N streams."""
+def peaks_of(statistic: npt.NDArray[Any], rest: float = 0.0) -> npt.NDArray[np.float64]:
+    """(P,) the peaks of excursions above `rest` of streams (T, N), largest first."""
+    steps, width = statistic.shape
+    excursion = np.cumsum(statistic <= rest, axis=0) + np.arange(width) * (steps + 1)
+    peaks = np.full(width * (steps + 1), rest)
+    np.maximum.at(peaks, excursion.ravel(), statistic.ravel())
+    return np.sort(peaks[peaks > rest])[::-1]
 
-    def __init__(self, width: int, floor: float = 0.0) -> None:
-        self._peak = np.zeros(width)
-        self._found: list[npt.NDArray[np.float64]] = []
-        self._floor = floor
-        self.calls = 0
 
-    def take(self, statistic: npt.NDArray[Any], at_rest: npt.NDArray[np.bool_]) -> None:
-        """Add the statistic (N,) after one call of each stream, and where its excursion ended."""
-        self.calls += len(statistic)
-        np.maximum(self._peak, statistic, out=self._peak)
-        self._end(at_rest)
-
-    def end(self) -> None:
-        """End all streams and their excursions."""
-        self._end(np.ones(len(self._peak), dtype=np.bool_))
-
-    def _end(self, where: npt.NDArray[np.bool_]) -> None:
-        ended = where & (self._peak > self._floor)
-        if ended.any():
-            self._found.append(self._peak[ended])
-        self._peak[where] = 0.0
-
-    def all(self) -> npt.NDArray[np.float64]:
-        """The peaks of all ended excursions, largest first."""
-        return np.sort(np.concatenate([np.zeros(0), *self._found]))[::-1]
-
-    def threshold(self, per_call: float) -> float:
-        """The threshold that this fraction of calls would cross; ValueError without any peak."""
-        peaks, wanted = self.all(), per_call * self.calls
-        if len(peaks) == 0:
-            raise ValueError("a statistic that never left its rest has no threshold")
-        if wanted >= _TAIL and wanted < len(peaks):
-            return float(peaks[int(wanted)])
-        count = min(_TAIL, max(len(peaks) // 2, 1))
-        base = peaks[count - 1]
-        mean_excess = float(np.mean(peaks[:count] - base))
-        return float(base + mean_excess * np.log(count / wanted))
+def threshold_of(peaks: npt.NDArray[np.float64], alarms: float) -> float:
+    """The threshold that so many of the peaks (P,) reach; ValueError without any peak."""
+    if len(peaks) == 0:
+        raise ValueError("a statistic that never left its rest has no threshold")
+    if _TAIL <= alarms < len(peaks):
+        return float(peaks[int(alarms)])
+    count = min(_TAIL, max(len(peaks) // 2, 1))
+    base = peaks[count - 1]
+    return float(base + np.mean(peaks[:count] - base) * np.log(count / alarms))
 
 
 def scale_of_rung(rung: float) -> float:
@@ -301,7 +254,7 @@ def find_peaks(
     *,
     seed: int,
     progress: Progress = lambda _what, _done, _total: None,
-) -> list[Peaks]:
+) -> list[npt.NDArray[np.float64]]:
     """Peaks of the detector's excursions on quiet streams at the noise of each rung."""
     random = np.random.default_rng(seed)
     without = copy.deepcopy(module)
@@ -311,41 +264,20 @@ def find_peaks(
     rounds = max(calls_per_rung // (_STREAMS * length), 1)
     found = []
     for number, rung in enumerate(RUNGS):
-        peaks = Peaks(_STREAMS, floor=1.0)
+        peaks = []
         for turn in range(rounds):
             values, sizes, _ = series.draw(random, _STREAMS, length)
             times = torch.from_numpy(values * np.float32(scale_of_rung(rung)) + np.float32(5.0))
+            sums = []
             with torch.inference_mode():
                 state = scripted.new_state(_STREAMS)
                 for now, size in zip(times, torch.from_numpy(sizes), strict=True):
                     state, _, _ = scripted(state, now, size)
-                    sums = state[:, 3:5].amax(dim=1).numpy()
-                    peaks.take(sums, sums <= 0.0)
-            peaks.end()
+                    sums.append(state[:, 3:5].amax(dim=1).numpy())
+            peaks.append(peaks_of(np.array(sums)))
             progress("calibrating", number * rounds + turn + 1, rounds * len(RUNGS))
-        found.append(peaks)
+        found.append(np.sort(np.concatenate(peaks))[::-1])
     return found
-
-
-def watch_with(module: Any, width: int) -> Watch:
-    """A Trigger over `width` new streams; alarms of both directions count."""
-    detector, streams = Detector(module), np.arange(width)
-    return lambda log_time: detector.observe(streams, log_time)[0] != 0
-
-
-def delays_of(watch: Watch, log_time: FloatArray, onset: int) -> FloatArray:
-    """Calls from `onset` (as 1) to the alarm, or infinite, of streams (T, N) not alarmed before."""
-    found = np.full(log_time.shape[1], np.inf, dtype=np.float32)
-    before = np.zeros(log_time.shape[1], dtype=np.bool_)
-    for number, times in enumerate(log_time):
-        now = watch(times)
-        if number < onset:
-            before = now
-        else:
-            found[now & np.isinf(found)] = number - onset + 1
-            if not np.isinf(found[~before]).any():
-                break
-    return found[~before]
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,14 +383,10 @@ class TriggerFacts:
     thresholds: dict[str, float]
     #: Robust sigma of log time of the usual quiet call.
     usual_scale: float
-    warm_up_calls: int
-    smallest_slowdown: float
     #: Mean absolute errors on held-out quiet calls, in robust sigmas.
     level_error: float
     forecast_error: float
-    counts: SeriesCounts
-    #: Averages of nccl-tests stood in for calls, which vary more.
-    from_averages: bool
+    counts: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,8 +397,6 @@ class TriggerSummary:
     run_directory: str
     seconds: float
     facts: TriggerFacts
-    #: Median calls, as `delay_1_5x_calls`; null: not in 500.
-    delays: dict[str, float | None]
 
 
 def make_trigger(
@@ -486,7 +412,8 @@ def make_trigger(
     module = TriggerModule(series.usual_scale)
     trained = train(module, training, rest, steps=STEPS, seed=seed, progress=progress)
     peaks = find_peaks(module, rest, CALLS_PER_RUNG, seed=seed + 1, progress=progress)
-    module.set_thresholds([each.threshold(false_alarms_per_1e5 * 1e-5) for each in peaks])
+    alarms = false_alarms_per_1e5 * 1e-5 * CALLS_PER_RUNG
+    module.set_thresholds([threshold_of(each, alarms) for each in peaks])
     return module, trained
 
 
@@ -508,7 +435,7 @@ def fit_trigger(
     series, counts = read_series(data_dir)
     name, asked = f"trigger-seed{seed}", {"false_alarms_per_1e5": false_alarms_per_1e5}
     with tracking.start_run(tracking_uri, experiment, name, {"kind": "trigger"}) as run:
-        params = {f"series_{key}": value for key, value in asdict(counts).items()}
+        params = {f"series_{key}": value for key, value in counts.items()}
         run.begin(
             data_dir,
             content_hash(data_dir),
@@ -526,27 +453,18 @@ def fit_trigger(
             **asked,
             thresholds={f"{rung:.3f}": threshold for rung, threshold in pairs},
             usual_scale=series.usual_scale,
-            warm_up_calls=WARM_UP,
-            smallest_slowdown=SMALLEST_SLOWDOWN,
             level_error=trained.level_error,
             forecast_error=trained.error,
             counts=counts,
-            from_averages=counts.averages > 0,
         )
-        delays = {
-            f"delay_{factor:g}x_calls".replace(".", "_"): _delay(module, series, factor)
-            for factor in _FACTORS
-        }
         metrics = {
             **{f"threshold_{key}": value for key, value in facts.thresholds.items()},
-            **{key: value for key, value in delays.items() if value is not None},
             "level_error": facts.level_error,
             "forecast_error": facts.forecast_error,
             "train_seconds": seconds,
         }
         run.log(metrics, step=STEPS)
-        place = str(run.directory or run.artifact_uri)
-        summary = TriggerSummary(run.run_id, place, seconds, facts, delays)
+        summary = TriggerSummary(run.run_id, run.place, seconds, facts)
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / TRIGGER_FOLDER
             folder.mkdir()
@@ -555,13 +473,3 @@ def fit_trigger(
             (folder / TRIGGER_FACTS_NAME).write_text(text, encoding="utf-8")
             run.finish(summary, Path(scratch))
     return summary
-
-
-def _delay(module: TriggerModule, series: Series, factor: float) -> float | None:
-    random = np.random.default_rng(11)
-    values, _, _ = series.split(TRAINING_SHARE)[1].draw(random, _ONSETS, _KNOWN + _HORIZON)
-    log_time = values * np.float32(series.usual_scale) + np.float32(5.0)
-    log_time[_KNOWN:] += np.float32(np.log(factor))
-    found = delays_of(watch_with(script(module), _ONSETS), log_time, _KNOWN)
-    middle = float(np.median(found))
-    return middle if np.isfinite(middle) else None

@@ -3,35 +3,23 @@
 import json
 from pathlib import Path
 
-import pytest
 from mlflow import MlflowClient
 
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.train.fit import resume
 from dynamiccl.train.recipe import make_recipe
-from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
 from tests.stores import new_store
 from tests.train.runs import broken_run
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "add-recipe.md"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "attention.py"
 FEW = ["steps=60", "steps_per_epoch=20", "num_members=2", "hidden_sizes=16"]
 
 
-@pytest.fixture
-def attention(tmp_path: Path) -> Path:
-    """The page's file, where a user has a copy of it."""
-    path = tmp_path / "attention.py"
-    path.write_text((ROOT / "examples" / "attention.py").read_text(encoding="utf-8"))
-    assert len(path.read_text().splitlines()) < 60
-    return path
-
-
-def test_one_file_gets_tracking_resume_and_export(
-    attention: Path, data_dir: Path, tmp_path: Path
-) -> None:
-    uri = new_store(tmp_path)
+def test_one_file_gets_tracking_resume_and_export(data_dir: Path, tmp_path: Path) -> None:
+    uri, attention = new_store(tmp_path), tmp_path / "attention.py"  # a user's copy
+    attention.write_text(EXAMPLE.read_text(encoding="utf-8"))
+    assert len(attention.read_text().splitlines()) < 60
     recipe = make_recipe(str(attention), FEW)
     assert json.loads(json.dumps(recipe.to_json()))["source"] == str(attention)
 

@@ -15,14 +15,13 @@ import dynamiccl.train.online  # noqa: F401 - registers
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import tuned, usable
-from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.steps import reward, sequence_steps, training_noise
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.record_jobs import write_calls
-from dynamiccl.simulator.scenario import MarkovLink, Scenario, find_scenario
+from dynamiccl.simulator.scenario import MarkovLink, find_scenario
 from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload
@@ -56,20 +55,13 @@ seed = 0
 """
 
 
-@pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> pl.DataFrame:
-    out = tmp_path_factory.mktemp("quiet")
-    simulate(SWEEP, out)
-    return read(out)
-
-
-def small_world(frame: pl.DataFrame, around: Scenario) -> World:
+def small_world(frame: pl.DataFrame) -> World:
     """Three task keys, in training bins, of two collectives."""
     sizes = [s for s in (1 << 18, 1 << 20, 1 << 22, 1 << 24) if split_of(s) is Split.TRAIN][:2]
     work = [*((Collective.AllReduce, size) for size in sizes), (Collective.AllGather, sizes[0])]
     calls = [WorkCall(Group(4, 8), collective, size, 500.0) for collective, size in work]
     catalogue = Catalogue.from_frame(usable(tuned(frame)))
-    workload = Workload("small", (*calls, calls[0]))
+    workload, around = Workload("small", (*calls, calls[0])), find_scenario("congested")
     return World(find_system("h100-ib"), workload, catalogue.configs, around)
 
 
@@ -78,20 +70,17 @@ def allowed(mask: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return drawn
 
 
-def references(frame: pl.DataFrame, world: World) -> np.ndarray:
-    """NCCL's default as the sweep measured it, by task key."""
-    default = frame.filter("is_default")
-    keys = [(call.collective.wire, call.size_bytes) for call in world.keys]
-    of_key = [default.filter(collective=name, size_bytes=size)["time_us"] for name, size in keys]
-    return np.array([times.median() for times in of_key], dtype=np.float64)
-
-
 def test_what_is_seen_done_and_earned_is_what_datasets_makes_of_the_recording(
-    sweep: pl.DataFrame, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     """One code: an environment's steps are those of the same calls, recorded and read back."""
-    world, noise = small_world(sweep, find_scenario("congested")), training_noise(sweep)
-    tables = replace(Tables.of(world, PROFILES, noise), reference_us=references(sweep, world))
+    simulate(SWEEP, tmp_path / "quiet")
+    sweep = read(tmp_path / "quiet")
+    world, noise, default = small_world(sweep), training_noise(sweep), sweep.filter("is_default")
+    keys = [(call.collective.wire, call.size_bytes) for call in world.keys]
+    of_key = [default.filter(collective=name, size_bytes=size)["time_us"] for name, size in keys]
+    reference_us = np.array([times.median() for times in of_key], dtype=np.float64)
+    tables = replace(Tables.of(world, PROFILES, noise), reference_us=reference_us)
     recorded = []
     env, random = JobCalls(world, tables, 3, Course(episode_calls=200)), np.random.default_rng(0)
     observation = env.reset(seed=4)
@@ -106,9 +95,9 @@ def test_what_is_seen_done_and_earned_is_what_datasets_makes_of_the_recording(
             seen = {name: part[job] for name, part in before.items()}
             steps = played.setdefault((job, int(key[job])), [])
             steps.append((seen, int(chosen[job]), float(earned[job])))
-    write_calls(tmp_path, world, "played", recorded)
+    write_calls(tmp_path / "played", world, "played", recorded)
 
-    calls = read(tmp_path, "calls")
+    calls = read(tmp_path / "played", "calls")
     made, counts = sequence_steps(calls, sweep, Catalogue(world.configs), PROFILES, noise)
     assert made is not None
     assert counts["steps"] == 600
@@ -128,18 +117,7 @@ def test_what_is_seen_done_and_earned_is_what_datasets_makes_of_the_recording(
         assert made.reward[rows] == pytest.approx([earned for *_, earned in steps], rel=1e-5)
 
 
-def test_rewards_are_minus_one_where_the_default_runs_undisturbed(sweep: pl.DataFrame) -> None:
-    silent = find_scenario("quiet").model_copy(update={"first_use_us": 0.0, "switch_us": 0.0})
-    world = small_world(sweep, silent)
-    tables = Tables.of(world, PROFILES, training_noise(sweep))
-    env = JobCalls(world, tables, 64, Course())
-    env.reset(seed=0)
-    made = [env.step(np.zeros(64, dtype=np.int64))[1] for _ in range(100)]
-    earned = np.concatenate([reward(r.measured_us, tables.reference_us[r.key]) for r in made])
-    assert np.median(earned) == pytest.approx(-1.0, abs=0.002)
-
-
-@pytest.mark.parametrize("delay", [0, 1, 5])
+@pytest.mark.parametrize("delay", [0, 5])
 def test_a_decision_about_a_call_is_in_force_after_the_delay_and_not_before(delay: int) -> None:
     world = small().world
     course = Course(episode_calls=100, delay_calls=delay)
@@ -152,33 +130,6 @@ def test_a_decision_about_a_call_is_in_force_after_the_delay_and_not_before(dela
         observation, ran = env.step(chosen)
         known = [a for k, a in decided[: max(step + 1 - delay, 0)] if k == key]
         assert ran.action[0] == (known[-1] if known else 0)
-
-
-class HalfOfIt:
-    """A watch that tells each key's number of calls, over a hundred."""
-
-    def __init__(self) -> None:
-        self.count = np.zeros(100)
-
-    def observe(
-        self, stream: np.ndarray, log_time: np.ndarray, *, key: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        assert np.isfinite(log_time).all()
-        assert (stream >= key).all()
-        self.count[key] += 1
-        level = self.count[key] / 100.0
-        return level > 1.0, level
-
-
-def test_what_a_watch_tells_is_seen_with_the_call() -> None:
-    env = JobCalls(small().world, small().tables, 2, Course(), HalfOfIt)
-    env.reset(seed=0)
-    valid, at = WINDOW_COLUMN["valid"], WINDOW_COLUMN["interference"]
-    for _ in range(30):
-        observation = env.step(np.zeros(2, dtype=np.int64))[0]
-    for window in observation["window"]:
-        levels = window[window[:, valid] > 0, at]
-        assert np.diff(levels) == pytest.approx(np.full(len(levels) - 1, 0.01), abs=1e-6)
 
 
 def small(num_jobs: int = 2, variation: Variation | None = None, **rounds: Any) -> DecisionEnv:
@@ -220,7 +171,7 @@ def test_the_period_is_a_brains_and_the_delay_is_the_agreements_time() -> None:
     assert delay_calls(env.world, 10.5 * env.world.nominal_us.mean()) == 11
 
 
-@pytest.mark.parametrize("delay", [0, 1, 3])
+@pytest.mark.parametrize("delay", [0, 3])
 def test_a_decision_is_in_force_after_the_delay_and_a_late_one_leaves_the_last(delay: int) -> None:
     env = small(delay_rounds=delay, seen_decisions=5)
     observation = env.reset(seed=1)
@@ -317,6 +268,11 @@ def test_strengths_and_dwell_times_are_drawn_within_the_factor() -> None:
     for factors in np.array(found).T:
         assert 1 / 1.5 <= factors.min() < 0.8
         assert 1.25 < factors.max() <= 1.5
+    last = link_of(env)
+    env.reset()
+    assert link_of(env) != last  # every episode is another world, and a seed repeats it
+    env.reset(seed=39)
+    assert link_of(env) == last
 
 
 def test_times_of_a_cell_move_together_and_what_data_say_stays() -> None:
@@ -332,12 +288,3 @@ def test_times_of_a_cell_move_together_and_what_data_say_stays() -> None:
     assert env.tables.reference_us == pytest.approx(world.quiet_us[:, ABSTAIN_ACTION])
     assert np.array_equal(env.tables.context, before.tables.context)
     assert np.array_equal(env.tables.mask, before.tables.mask)
-
-
-def test_every_episode_is_another_world_and_a_seed_repeats_it() -> None:
-    env, worlds = small(variation=Variation(1.5, 0.1)), []
-    for seed in (1, None, 1):
-        env.reset(seed=seed)
-        worlds.append((link_of(env).slowdowns, env.world.quiet_us[0, 0]))
-    assert worlds[0] != worlds[1]
-    assert worlds[0] == worlds[2]

@@ -23,7 +23,6 @@ from dynamiccl.train.tracking import (
     EXPERIMENT_TAGS,
     VIEW_KEY,
     Run,
-    absolute_uri,
     open_run,
     policy_directory,
     reopen_run,
@@ -93,12 +92,6 @@ def test_pensieves_encoder_and_a_plain_head_are_settings(data_dir: Path, tmp_pat
     assert export_artifact(folder, tmp_path / "artifact").tables
 
 
-def test_run_is_found_by_id_by_run_directory_and_by_policy_directory(trained: Trained) -> None:
-    for name in (trained.run_id, str(trained.run_directory), str(trained.policy)):
-        found = policy_directory(name, trained.tracking_uri)
-        assert Manifest.read(found).recipe == "ddqn-dueling"
-
-
 def test_a_fetched_policy_leaves_nothing_in_the_temporary_folder(
     trained: Trained, tmp_path: Path
 ) -> None:
@@ -154,11 +147,6 @@ def test_the_saved_view_sorts_by_a_metric_and_names_metrics_that_runs_log(traine
         assert name in known[kind]
 
 
-@pytest.mark.parametrize("uri", ["databricks", "uc", "http://node:5000"])
-def test_a_store_that_mlflow_knows_by_name_is_no_path(uri: str) -> None:
-    assert absolute_uri(uri) == uri
-
-
 def test_the_default_store_is_that_of_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,7 +170,7 @@ def test_trials_that_log_the_same_data_at_once_all_do(tmp_path: Path) -> None:
 
     def log(run: Run, digest: str) -> None:
         together.wait()
-        run.log_data(str(tmp_path), digest)
+        run.begin(tmp_path, digest, {}, "a trial")
 
     with ThreadPoolExecutor(len(runs)) as pool:
         for number in range(3):

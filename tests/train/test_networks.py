@@ -1,7 +1,5 @@
 """Window encoders, the heads in log time, and the exported module that chooses by them."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -74,9 +72,8 @@ def test_every_encoder_scripts_learns_and_looks_at_calls_but_not_at_padding(name
         torch.testing.assert_close(trunk(raw, context), plain(calls, context))
 
 
-@pytest.mark.parametrize("name", ["lstm", "gru"])
-def test_a_state_is_of_the_order_of_calls_and_a_cold_window_has_none(name: str) -> None:
-    encoder, calls = WINDOW_ENCODERS[name](SHAPE), windows(8)
+def test_a_state_is_of_the_order_of_calls_and_a_cold_window_has_none() -> None:
+    encoder, calls = WINDOW_ENCODERS["lstm"](SHAPE), windows(8)
     state = encoder(torch.cat([windows(0), calls]))
     assert not state[:3].any()
     torch.testing.assert_close(state[3:], encoder(calls))
@@ -96,16 +93,6 @@ class Flat(torch.nn.Module):
         return window.flatten(1)
 
 
-class Unscripted(Flat):
-    """TorchScript has no try."""
-
-    def forward(self, window: torch.Tensor) -> torch.Tensor:
-        try:
-            return window.flatten(1)
-        finally:
-            self.width = 40
-
-
 class TooNarrow(Flat):
     """A layer takes another number of features than a call has."""
 
@@ -118,7 +105,6 @@ class TooNarrow(Flat):
     ("own", "said"),
     [
         (Flat, r"'own' makes a tensor \[2, 40\] of 2 windows, and its width is 7: self.width must"),
-        (Unscripted, "window encoder 'own': UnsupportedNodeError: try blocks"),
         (TooNarrow, r"RuntimeError: mat1 and .* given windows \(2, 8, 5\): \(windows, ca"),
     ],
 )
@@ -176,9 +162,8 @@ def test_without_costs_a_config_is_what_it_names() -> None:
     assert {name: found[name] for name in wanted} == wanted
 
 
-def action_head(*configs: Config, cost_start: int = len(FEATURES)) -> ActionHead:
-    torch.manual_seed(0)
-    return ActionHead(HIDDEN, ActionInputs((ABSTAIN, *configs), cost_start, uses_cost=True))
+def action_head(*configs: Config) -> ActionHead:
+    return ActionHead(HIDDEN, ActionInputs((ABSTAIN, *configs), len(FEATURES), uses_cost=True))
 
 
 def test_before_it_has_learned_a_head_says_what_nccl_says() -> None:
@@ -187,38 +172,13 @@ def test_before_it_has_learned_a_head_says_what_nccl_says() -> None:
     for layer in (head.out, head.value):
         torch.nn.init.zeros_(layer.weight)
         torch.nn.init.zeros_(layer.bias)
-    z = head(hidden, context_of({RING: 20.0, TREE: 40.0}))
-    wanted = torch.tensor([0.0, 0.0, np.log(2.0), 8.0])  # NCCL does not take the last
-    torch.testing.assert_close(z, wanted.float().expand(2, 4))
-    assert (head(hidden, context_of({})) == 0.0).all()  # nothing is known of costs
-
-
-def test_what_is_learned_of_one_config_moves_its_neighbours_too() -> None:
-    head = action_head(
-        Config(Algorithm.Ring, Protocol.Simple, 8),
-        Config(Algorithm.Ring, Protocol.Simple, 16),
-        Config(Algorithm.Tree, Protocol.LL, 8),
-        cost_start=-1,
-    )
-    hidden, seen = torch.randn(2, HIDDEN), torch.zeros(2, len(FEATURES))
-    before = head(hidden, seen).detach()
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.01)
-    for _ in range(5):
-        optimizer.zero_grad()
-        head(hidden, seen)[:, 1].sum().backward()
-        optimizer.step()
-    moved = (head(hidden, seen).detach() - before).mean(dim=0)
-    assert moved[1] < 0.0
-    assert abs(moved[2] - moved[1]) < 0.5 * abs(moved[3] - moved[1])
-
-
-def test_one_action_alone_is_what_it_is_among_all() -> None:
-    head, seen = action_head(*CONFIGS[1:]), context_of({RING: 20.0})
-    hidden = torch.randn(2, HIDDEN)
+    seen = context_of({RING: 20.0, TREE: 40.0})
+    wanted = torch.tensor([[0.0, 0.0, np.log(2.0), 8.0]] * 2).float()  # NCCL does not take the last
+    torch.testing.assert_close(head(hidden, seen), wanted)
     for action in range(4):
         column = torch.tensor([[action], [3 - action]])
-        wanted = head(hidden, seen).gather(1, column)
-        torch.testing.assert_close(head.taken(hidden, seen, column), wanted)
+        torch.testing.assert_close(head.taken(hidden, seen, column), wanted.gather(1, column))
+    assert (head(hidden, context_of({})) == 0.0).all()  # nothing is known of costs
 
 
 # --- The exported module ---
@@ -238,14 +198,6 @@ def observation(*, warm: bool = False, noise: float = 0.0) -> tuple[torch.Tensor
 ALL = torch.ones(BATCH, ACTIONS)
 
 
-def masks(count: int) -> Iterator[torch.Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    for _ in range(count):
-        mask = (torch.rand(BATCH, ACTIONS, generator=generator) < 0.5).float()
-        mask[:, 0] = 1.0
-        yield mask
-
-
 def gains_of(
     members: list[Network], seen: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -263,9 +215,10 @@ def test_module_takes_the_best_allowed_action_and_survives_scripting() -> None:
     action, q = scripted(*observation(), ALL)
     torch.testing.assert_close(q, -torch.exp(made(*observation())))
     assert action.tolist() == module(*observation(), ALL)[0].tolist() == q.argmax(dim=1).tolist()
-    for mask in masks(20):
-        action, _ = module(*observation(), mask)
-        assert mask.gather(1, action.view(-1, 1)).all()
+    mask = (torch.rand(BATCH, ACTIONS, generator=torch.Generator().manual_seed(5)) < 0.5).float()
+    mask[:, 0] = 1.0
+    action, _ = module(*observation(), mask)
+    assert mask.gather(1, action.view(-1, 1)).all()
 
 
 def test_cold_policy_acts_where_every_member_gains_more_than_margin_and_noise() -> None:

@@ -71,7 +71,7 @@ def assert_equal(ours: TransitionMiniBatch, theirs: TransitionMiniBatch) -> None
 
 
 @pytest.mark.parametrize("own_windows", [False, True])
-@pytest.mark.parametrize(("num_steps", "gamma"), [(1, 0.0), (1, 0.9), (3, 0.5), (5, 0.99)])
+@pytest.mark.parametrize(("num_steps", "gamma"), [(1, 0.9), (3, 0.5)])
 def test_every_row_is_what_d3rlpys_picker_gives(
     num_steps: int, gamma: float, own_windows: bool
 ) -> None:
@@ -121,25 +121,14 @@ def test_steps_are_drawn_alike_and_the_last_of_a_cut_off_episode_never(ends: boo
     assert not counts[last].any()
     rest = np.delete(counts, last)
     assert 0.8 * rest.mean() < rest.min() <= rest.max() < 1.2 * rest.mean()
-
-
-def test_balance_draws_every_group_alike() -> None:
-    steps = make_steps()
     group = steps.tasks.group[steps.task[steps.episode_of(np.arange(len(steps)))]]
-    plain = np.bincount(group, weights=draws(steps, balance=0.0))
+    plain = np.bincount(group, weights=counts)
     balanced = np.bincount(group, weights=draws(steps, balance=1.0))
     assert plain.max() > 1.5 * plain.min()
     assert balanced.max() < 1.05 * balanced.min()
 
 
-def test_steps_of_which_none_leads_anywhere_are_refused() -> None:
-    steps = make_steps(lengths=(1,))
-    steps.terminated[:] = False
-    with pytest.raises(ValueError, match="cut off"):
-        Replay(steps, 4, seed=0)
-
-
-def test_a_seed_gives_the_same_batches_with_a_part_of_each_replay() -> None:
+def test_a_batch_has_a_part_of_each_replay() -> None:
     swept, called = make_steps(own_windows=True), make_steps(seed=1)
 
     def replays() -> list[Replay]:
@@ -154,9 +143,6 @@ def test_a_seed_gives_the_same_batches_with_a_part_of_each_replay() -> None:
     for name in ("observations", "next_observations"):
         for whole, *parts in zip(*(getattr(b, name) for b in (batch, first, second)), strict=True):
             np.testing.assert_array_equal(whole, np.concatenate(parts))
-    assert set(batch.intervals.ravel()) >= {1, 3}
-    other = Replay(swept, 8, seed=6).sample()
-    assert not np.array_equal(first.observations[1], other.observations[1])
 
 
 def test_costs_are_hidden_from_a_share_of_the_rows_whole(data_dir: Path) -> None:
@@ -201,15 +187,13 @@ BATCH, ACTIONS = 6, 4
 ONES, ZEROS = torch.ones(BATCH, 1), torch.zeros(BATCH, 1)
 
 
-def make_loss(entropy_weight: float = 0.0) -> tuple[Loss, list[torch.Tensor]]:
+def make_loss() -> tuple[Loss, list[torch.Tensor]]:
     """The loss of a network of random weights, and a batch's observations."""
     steps = make_steps(num_actions=ACTIONS)
     algorithm = make_algorithm(make_recipe("ddqn-dueling", ["hidden_sizes=16"]), steps)
-    networks = cast(Networks, algorithm.config.q_func_factory)
-    networks.entropy_weight = entropy_weight
     seen = Replay(steps, BATCH, seed=0).sample().observations
-    observations = [torch.from_numpy(part) for part in seen]
-    return Loss(algorithm.impl.q_function[0], networks), observations
+    networks = cast(Networks, algorithm.config.q_func_factory)
+    return Loss(algorithm.impl.q_function[0], networks), [torch.from_numpy(part) for part in seen]
 
 
 def test_q_values_are_negative_and_masked_ones_are_out_of_reach_and_change_no_other() -> None:
@@ -228,8 +212,7 @@ def test_all_zero_mask_of_a_terminal_row_gives_finite_loss_and_gradient() -> Non
     found = loss.compute_error(seen, ZEROS, -ONES, target, terminals=ONES, gamma=0.9)
     found.backward()  # type: ignore[no-untyped-call]
     assert torch.isfinite(found)
-    parameters = loss.network.parameters()
-    assert all(torch.isfinite(p.grad).all() for p in parameters if p.grad is not None)
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in loss.network.parameters())
 
 
 def test_loss_is_zero_exactly_where_q_equals_the_reward_and_entropy_lowers_it() -> None:
@@ -245,14 +228,10 @@ def test_loss_is_zero_exactly_where_q_equals_the_reward_and_entropy_lowers_it() 
     mean = entropy(loss.network(*seen[:2]), seen[2]).mean()
     found = loss.compute_error(seen, actions, 2 * rewards, ZEROS, ONES)
     torch.testing.assert_close(found, plain - 0.3 * mean)
-
-
-def test_entropy_is_of_the_allowed_actions() -> None:
-    z = torch.tensor([[0.0, 0.0, 0.0, 5.0], [0.0, math.log(3.0), 9.0, 9.0], [1.0, 2.0, 3.0, 4.0]])
-    mask = torch.tensor([[1.0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]])
-    quarter = -0.25 * math.log(0.25) - 0.75 * math.log(0.75)
-    wanted = torch.tensor([[math.log(3.0)], [quarter], [0.0]])
-    torch.testing.assert_close(entropy(z, mask), wanted, rtol=1e-5, atol=1e-6)
+    half = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])  # of the allowed ones, or 0
+    assert entropy(torch.zeros(2, 4), half).flatten().tolist() == pytest.approx(
+        [math.log(2.0), 0.0]
+    )
 
 
 def test_imitation_does_what_the_data_did(data_dir: Path) -> None:
@@ -286,23 +265,16 @@ def test_networks_scale_what_they_see_by_what_they_learn_from() -> None:
     valid = WINDOW_COLUMN["valid"]
     calls = torch.from_numpy(seen.window[seen.window[..., valid] > 0.0])
     modules = algorithm.impl.modules
-    assert len(modules.q_funcs) == len(modules.targ_q_funcs) == 2
     for network in (*modules.q_funcs, *modules.targ_q_funcs):
         trunk = network.trunk
         scaled = (calls - trunk.window_mean) / trunk.window_scale
         assert (scaled[:, valid] == 1.0).all()  # `valid` tells calls from padding
         varies = calls.std(dim=0) > 1e-6
         varies[valid] = False
-        assert varies.sum() > len(WINDOW_COLUMN) // 2
         assert scaled[:, varies].mean(dim=0).abs().max() < 1e-4
         assert (scaled[:, varies].std(dim=0, correction=0) - 1.0).abs().max() < 1e-4
         context = (torch.from_numpy(seen.context) - trunk.context_mean) / trunk.context_scale
         assert context.mean(dim=0).abs().max() < 1e-4
-    # Without any call windows are left as they are.
-    algorithm = make_algorithm(make_recipe("ddqn-dueling"), make_steps(lengths=(1, 1, 1)))
-    trunk = algorithm.impl.q_function[0].trunk
-    assert not trunk.window_mean.any()
-    assert (trunk.window_scale == 1.0).all()
 
 
 def test_what_does_not_learn_from_records_trains_without_d3rlpy(data_dir: Path) -> None:
@@ -310,20 +282,10 @@ def test_what_does_not_learn_from_records_trains_without_d3rlpy(data_dir: Path) 
 import sys
 sys.modules["d3rlpy"] = None  # an import of it fails
 from pathlib import Path
-import dynamiccl.train.fit, dynamiccl.train.study, dynamiccl.train.trigger_fit
+import dynamiccl.train.online, dynamiccl.train.study, dynamiccl.train.trigger_fit
 from dynamiccl.train.cautious_fit import fit_tables
-from dynamiccl.train.data import base_residuals, load_data
-from dynamiccl.train.online.a3c import SharedRmsProp, update
-from dynamiccl.train.online import network_of, orders_of
-from dynamiccl.train.recipe import make_recipe
-data = load_data(Path(sys.argv[1]), 0, with_costs=True)
-few = ["hidden_sizes=8", "jobs=1", "num_steps=2", "places=h100-ib:decode:busy-host:4x8"]
-recipe = make_recipe("a3c", few)
-shared, own = (network_of(data, recipe, uses_cost=True) for _ in range(2))
-player = orders_of(data, recipe, 0)[0].player(0)
-optimizer = SharedRmsProp(list(shared.parameters()))
-print("loss", update(player, shared, own, optimizer, lambda: 1)[0])
-print("tables", fit_tables(data, alpha=0.1).widened)
+from dynamiccl.train.data import load_data
+print(fit_tables(load_data(Path(sys.argv[1]), 0, with_costs=True), alpha=0.1).widened)
 try:
     import dynamiccl.train.offline
 except ImportError as error:
@@ -332,7 +294,6 @@ except ImportError as error:
     words = [sys.executable, "-P", "-c", code, str(data_dir)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    loss, tables, refused = done.stdout.splitlines()
-    assert math.isfinite(float(loss.removeprefix("loss ")))
-    assert float(tables.removeprefix("tables ")) >= 1.0
+    tables, refused = done.stdout.splitlines()
+    assert float(tables) >= 1.0
     assert "d3rlpy" in refused

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 import torch
 
+from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.datasets.splits import Split, with_split
 from dynamiccl.datasets.steps import CALLS_USED, timed_calls
 from dynamiccl.datasets.store import read
@@ -119,8 +120,12 @@ def test_a_recording_gets_the_levels_that_the_environment_saw(tmp_path: Path) ->
     for call in range(600):
         # Two configs and NCCL's own: streams get long enough to be known.
         allowed = np.flatnonzero(world.mask.all(axis=0))[:3]
+        key = env.jobs.key.copy()
         _, ran = env.step(allowed[random.integers(3, size=2)])
         played.append(ran)
+        window = env.look(np.arange(2), key)["window"]  # a call is seen with its level
+        seen_level = window[:, -1, WINDOW_COLUMN["interference"]]
+        np.testing.assert_allclose(seen_level, env.level.clip(min=0.0), rtol=1e-6)
         seen |= {(f"played-{job}", call): float(env.level[job]) for job in range(2)}
     write_calls(tmp_path, world, "played", played)
 

@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from bench_trigger import t3_noise
 
 from dynamiccl.train.policy import script
 from dynamiccl.train.trigger import (
@@ -17,7 +18,6 @@ from dynamiccl.train.trigger import (
     FloatArray,
     TriggerModule,
 )
-from tests.train.trigger.streams import t3
 
 QUIET = np.log(100.0)
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,7 +37,9 @@ def run(detector: Detector, log_time: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def noise(steps: int, width: int = 8, sigma: float = 0.05, seed: int = 0) -> FloatArray:
-    return np.float32(QUIET) + t3(np.random.default_rng(seed), steps, width, sigma)
+    return np.float32(QUIET) + np.float32(sigma) * t3_noise(
+        np.random.default_rng(seed), steps, width
+    )
 
 
 def test_the_first_calls_have_no_level_and_no_alarm(detector: Detector) -> None:
@@ -86,43 +88,22 @@ def test_the_level_follows_a_slow_drift_and_no_slowdown(detector: Detector) -> N
 
 def test_scale_is_that_of_each_stream_and_no_quiet_call_is_lost(detector: Detector) -> None:
     sigmas = np.array([0.02, 0.05, 0.2, 0.5], dtype=np.float32)
-    run(detector, QUIET + t3(np.random.default_rng(0), 700, 4) * sigmas)
+    run(detector, QUIET + t3_noise(np.random.default_rng(0), 700, 4) * sigmas)
     numbers = dict(zip(NUMBERS, detector._state.numpy().T[: len(NUMBERS)], strict=True))
     np.testing.assert_allclose(np.exp(numbers["log_scale"]), sigmas, rtol=0.25)
     # Those of a false start enter the history afterwards.
     assert (numbers["count"] + numbers["age"] == 700).all()
-
-
-def test_times_without_noise_do_no_harm(detector: Detector) -> None:
-    times = np.full((200, 2), QUIET)
-    times[100:, 0] += np.log(1.2)
-    alarms, levels = run(detector, times)
-    assert not alarms[:100].any()
-    assert not alarms[:, 1].any()
-    assert alarms[110:, 0].all()
-    assert levels[-1].tolist() == [pytest.approx(0.2, abs=1e-3), 0.0]
-
-
-def random_module(std: float) -> TriggerModule:
-    """One whose forecast is not the level alone."""
-    torch.manual_seed(0)
-    module = TriggerModule(0.05)
-    torch.nn.init.normal_(module.head.weight, std=std)
-    return module.eval()
-
-
-def test_sizes_that_differ_within_a_key_can_be_told() -> None:
-    module = random_module(1.0)
-    sizes = np.random.default_rng(0).normal(14.0, 0.05, (60, 4))
-    told, untold = Detector(module), Detector(module)
-    for time, size in zip(noise(60, width=4), sizes, strict=True):
-        told.observe(np.arange(4), time, size)
-        untold.observe(np.arange(4), time)
-    assert not np.allclose(told._state.numpy(), untold._state.numpy())
+    times = np.full((120, 1), QUIET)  # without noise
+    times[100:] += np.log(1.2)
+    alarms, levels = run(Detector(TriggerModule(0.05).eval()), times)
+    assert [alarms[:100].any(), alarms[110:].all()] == [False, True]
+    assert levels[-1] == pytest.approx(0.2, abs=1e-3)
 
 
 def test_streams_are_independent_and_torchscript_computes_the_same() -> None:
-    module = random_module(0.3)
+    torch.manual_seed(0)
+    module = TriggerModule(0.05).eval()
+    torch.nn.init.normal_(module.head.weight, std=0.3)  # the forecast is not the level alone
     times = noise(120, width=4)
     times[60:90] += 0.4
     alarms, levels = run(Detector(module), times)
@@ -184,7 +165,7 @@ def test_cpu_stress_on_a_measured_b300_is_detected_at_every_size(spread: float) 
         ordered.filter(mode=mode)["log_time"].to_numpy() for mode in ("isolated", "cpu_stress")
     )
     levels = np.where(np.arange(400)[:, None] // 100 % 2 == 1, stressed, quiet)
-    times = levels + t3(np.random.default_rng(0), 400, 6, spread)
+    times = levels + spread * t3_noise(np.random.default_rng(0), 400, 6)
     alarms, slow = run(Detector(TriggerModule(0.02).eval()), times)
     assert not alarms[:100].any()
     assert (alarms[110:200] == 1).all()
