@@ -157,8 +157,7 @@ def play_rivals(tasks: Sequence[Task], us: str, budgets: Sequence[int], seed: in
         found["random"] = [int(d[s.argmin()]) for d, s in zip(drawn, seen, strict=True)]
 
     def fastest(times: Array, actions: Sequence[int], calls: int) -> int:
-        each = [np.median(noisy(times[a], random, max(calls, 1))) for a in actions]
-        return actions[int(np.argmin(each))]
+        return min(actions, key=lambda a: np.median(noisy(times[a], random, max(calls, 1))))
 
     for number, (task, budget) in enumerate(zip(tasks, budgets, strict=True)):
         times, space, checked = getattr(task, us), task.space, found["afnfa_beside"]
@@ -215,7 +214,7 @@ def play_system(tasks: Sequence[Task], us: str) -> Rows:
     return rows
 
 
-def over(values: Sequence[Sequence[float]], name: str, *, logs: bool = True) -> Figures:
+def over(values: Sequence[Any], name: str, *, logs: bool = True) -> Figures:
     """The mean of means; of logarithms as a factor."""
     found = student([float(np.mean(each)) for each in values if len(each)], name)
     return {k: None if v is None else math.exp(v) if logs else v for k, v in found.items()}
@@ -329,6 +328,7 @@ def knobs() -> Figures:
     }
     for knob, of in logs.items():
         figures |= over([*of.values()], f"knobs_{knob}")
+        figures |= {f"knobs_{knob}_{n}": math.exp(np.mean(each)) for n, each in of.items() if each}
     return figures
 
 
