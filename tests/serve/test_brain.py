@@ -5,9 +5,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -219,19 +220,21 @@ def play(
     time_us: Callable[[Config], float],
     steps: int,
     policy: str,
+    sm_price: float = 0.0,
+    channels: Mapping[Config, int] = MappingProxyType({}),
 ) -> list[Config]:
     """Let the search drive one task key; what was in force after each step."""
-    brain = POLICIES[policy](artifact)
+    brain = find_policy_maker(policy, sm_price)(artifact)
     in_force: DecisionTable | None = None
     calls: list[Call] = []
     played = []
     noise = np.random.default_rng(9)
     for _ in range(steps):
         config = (in_force.at(*KEY) if in_force else None) or ABSTAIN
-        used = config if config != ABSTAIN else Config(Algorithm.Tree, Protocol.LL, 2)
+        used = config if config != ABSTAIN else Config(Algorithm.Tree, Protocol.LL)
         for _ in range(4):
             us = time_us(config) * noise.uniform(0.98, 1.02)
-            calls.append(Call(SIZE, us, used.algorithm, used.protocol, used.num_channels or 8))
+            calls.append(Call(SIZE, us, used.algorithm, used.protocol, channels.get(config, 8)))
         window = KeyCalls(*KEY, tuple(calls[-8:]), len(calls))
         in_force = brain.decide(CONFIG, History((window,), in_force)) or in_force
         played.append(config)
@@ -264,6 +267,25 @@ def test_tuners_settle_on_the_fastest_config_that_was_measured(
         assert set(played[-100:]) == {Config(Algorithm.Ring, Protocol.LL128)}
     else:  # the hint is wrong, and what it expects to be slow is tried when it can be paid for
         assert sum(slowness(config) > slowness(ABSTAIN) for config in played[-100:]) <= 5
+
+
+@pytest.mark.parametrize("policy", ["autoccl", "search"])
+def test_a_price_of_channels_finds_what_is_as_fast_with_fewer(
+    hinted: Artifact, policy: str
+) -> None:
+    """Ring/LL128 runs eight channels and is 2 % faster than Ring/LL, which runs two."""
+    many, few = Config(Algorithm.Ring, Protocol.LL128), Config(Algorithm.Ring, Protocol.LL)
+
+    def time_us(config: Config) -> float:
+        return {many: 49.0, few: 50.0, ABSTAIN: 70.0}.get(config, 90.0)
+
+    found = [play(hinted, time_us, 300, policy, price, {few: 2})[-1] for price in (0.0, 3.0)]
+    assert found == [many, few]
+
+
+def test_only_a_search_has_a_price_of_channels() -> None:
+    with pytest.raises(UserError, match="take search or autoccl"):
+        find_policy_maker("artifact", 0.3)
 
 
 def test_a_tuner_that_is_started_anew_goes_on_from_the_table_in_force(hinted: Artifact) -> None:
