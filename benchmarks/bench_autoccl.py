@@ -13,14 +13,14 @@ system.py says. Settled: an iteration under the incumbents stays within 1 % of w
 `leader`: CPU time and stops of a job of the tests' harness (bench_plugin.py): on a quiet machine.
 
 `autoccl` is coordinate descent from NCCL's own choice, `autoccl_x3` by medians of three; `ours`
-begins with the drawn machines alone. With as many calls of a task as `autoccl` took: `afnfa`
-(Sensors 2023), the best by a random forest of random configs in quiet, one forest a system or job;
-`afnfa_beside`, the same where it plays, if it beats NCCL's choice in medians of three; `random`,
-the fastest of those; `by_hand`, one config of each algorithm and protocol in turn. `probes_to`:
-until the incumbent is within 2 % of the fastest for good, where NCCL's own choice is not; who never
-arrives counts as many as there are configs. `cost`: by how much probes were slower than incumbents,
-over the episode. Noise of 2 %, t3 tails. Speed-ups are geometric means, systems alike; intervals
-are Student's t over systems (jobs: places), seeds averaged. Writes out/bench/autoccl.json.
+begins with the drawn machines alone; `priced`: channels cost 0.3 % each. With as many calls of a
+task as `autoccl` took: `afnfa` (Sensors 2023), the best by a random forest of random configs in
+quiet, one forest a system or job; `afnfa_beside`, the same where it plays, if it beats NCCL's
+choice in medians of three; `random`, the fastest of those; `by_hand`, one config of each algorithm and
+protocol in turn. `probes_to`: until the incumbent is within 2 % of the fastest for good, where
+NCCL's own choice is not; who never arrives counts as many as there are configs. `cost`: by how much
+probes were slower than incumbents. Noise of 2 %, t3 tails. Speed-ups are geometric means, systems
+alike; intervals are Student's t over systems (jobs: places). Writes out/bench/autoccl.json.
 """
 
 import json
@@ -29,7 +29,7 @@ import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from typing import Any, Final
@@ -50,25 +50,31 @@ from dynamiccl.simulator.workloads import Workload, make_workload
 from dynamiccl.simulator.world import T3_ROBUST_SIGMA, World
 
 SEEDS: Final = range(10 if os.environ.get("FULL") else 3)
-NOISE, WITHIN, CALLS = 0.02, 0.02, 1000
+NOISE, WITHIN, CALLS, SM_PRICE = 0.02, 0.02, 1000, 0.003
 PRODUCTS: Final = Surroundings(intra=1.0 / 0.61, inter=1.0 / 0.61)
 CHANNELS: Final = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 CHUNKS: Final = (None, *(1 << k for k in range(15, 23)))
 LAUNCHES: Final = (None, Transport.SHM), (None, 128, 256, 384, 512)
 COLLECTIVES: Final = (Collective.AllReduce, Collective.AllGather, Collective.ReduceScatter)
 SIZES: Final = tuple(1 << k for k in range(12, 31, 2))
+LOGS: Final = {"speedup", "end", "whole", *(collective.wire for collective in COLLECTIVES)}
+PLACES = [(name, Group(1, 8)) for name in ("h100-ib", "a100-nvswitch", "b300-nvlink")]
+PLACES += [("h100-ib", Group(4, 8)), ("gb10-roce", Group(4, 1)), ("rtx5090-sockets", Group(2, 1))]
+#: The most calls that a step tells of (a window of the leader's), and our rules in a job.
+WINDOW, INTERVAL_US, IN_JOB = 8, 10e6, Rules(watch_calls=3, rest_calls=0)
 Array = npt.NDArray[np.float64]
 Rows = dict[str, dict[str, list[float]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task key, with the true times of its choices (A,)."""
+    """One task key, with the true times of its choices (A,); `priced` with SM_PRICE."""
 
     call: Call
     space: SearchSpace
     quiet: Array
     products: Array
+    priced: Array
 
 
 def make_task(system: System, call: Call, *, launch: bool = False) -> Task:
@@ -88,8 +94,9 @@ def make_task(system: System, call: Call, *, launch: bool = False) -> Task:
         for (way, threads, n, c), of in parts.items():
             found[Choice(Config(algorithm, protocol, n, c), threads, way)] = of
     space = SearchSpace([*found], default_runs=Choice(system.resolve(call, ABSTAIN)))
-    times = [[of.quiet_us, of.time_us(PRODUCTS)] for of in found.values()]
-    return Task(call, space, *np.array(times).T)
+    times = np.array([[of.quiet_us, of.time_us(PRODUCTS)] for of in found.values()]).T
+    channels = np.array([of.num_channels for of in found.values()])
+    return Task(call, space, *times, times[0] * (1.0 + SM_PRICE * channels))
 
 
 @cache
@@ -122,10 +129,12 @@ def play(tuner: Tuner, us: Array, seed: Sequence[int], told: int = 1) -> tuple[A
 def searches(task: Task, repeats: int = 1, *rules: Rules) -> dict[str, Tuner]:
     """The searches of one task."""
     drawn = Prior.drawn(task.space, task.call.size_bytes)
+    shifted = replace(drawn, mean=drawn.mean + np.log(task.priced / task.quiet))
     return {
         "autoccl": AutoCcl(lambda _: task.space, repeats=repeats),
         "autoccl_x3": AutoCcl(lambda _: task.space, repeats=3),
         "ours": PolicySearch(lambda _: task.space, lambda _: drawn, *rules),
+        "priced": PolicySearch(lambda _: task.space, lambda _: shifted, *rules),
     }
 
 
@@ -167,9 +176,6 @@ def play_rivals(tasks: Sequence[Task], us: str, budgets: Sequence[int], seed: in
     return found
 
 
-LOGS: Final = {"speedup", "end", "whole", *(collective.wire for collective in COLLECTIVES)}
-
-
 def measures(task: Task, us: Array, ran: Any, incumbent: Any) -> dict[str, Any]:
     """Of one episode, by name."""
     took, settled, own_us, best_us = us[ran], us[incumbent], us[task.space.default], us.min()
@@ -179,8 +185,7 @@ def measures(task: Task, us: Array, ran: Any, incumbent: Any) -> dict[str, Any]:
     if own_us > (1.0 + WITHIN) * best_us:
         since = max(np.flatnonzero(settled > (1.0 + WITHIN) * best_us)) + 1
         arrives = since <= len(took)
-        row |= {"arrive": arrives, "calls_to": since}
-        row["probes_to"] = is_probe[:since].sum() if arrives else len(us)
+        row |= {"arrive": arrives, "probes_to": is_probe[:since].sum() if arrives else len(us)}
     return row
 
 
@@ -202,7 +207,7 @@ def play_system(tasks: Sequence[Task], us: str) -> Rows:
     for seed in SEEDS:
         budgets = []
         for number, task in enumerate(tasks):
-            for player, tuner in searches(task).items():
+            for player, tuner in [*searches(task).items()][:3]:
                 episode = play(tuner, getattr(task, us), (number, seed))
                 row = measures(task, getattr(task, us), *episode)
                 end(player, task, episode[1][-1], **row)
@@ -242,12 +247,6 @@ def micro() -> Figures:
     return figures
 
 
-PLACES = [(name, Group(1, 8)) for name in ("h100-ib", "a100-nvswitch", "b300-nvlink")]
-PLACES += [("h100-ib", Group(4, 8)), ("gb10-roce", Group(4, 1)), ("rtx5090-sockets", Group(2, 1))]
-#: The most calls that a step tells of (a window of the leader's), and our rules in a job.
-WINDOW, INTERVAL_US, IN_JOB = 8, 10e6, Rules(watch_calls=3, rest_calls=0)
-
-
 def iteration(system: System, work: Workload) -> tuple[list[Task], list[int], list[Array]]:
     """A job's tasks, their calls an iteration, and how long one with them lasts by choice (A,)."""
     calls = Counter(work.calls)
@@ -282,14 +281,14 @@ def play_job(system: System, work: Workload) -> Rows:
         told = [min(WINDOW, round(n * per_step)) for n in counts]
         for key, (task, calls) in enumerate(zip(tasks, told, strict=True)):
             for player, tuner in searches(task, 3 if rhythm else calls, IN_JOB).items():
-                found[player].append(play(tuner, task.quiet, (key, seed), calls))
+                times = task.priced if player == "priced" else task.quiet
+                found[player].append(play(tuner, times, (key, seed), calls))
         for player, episodes in found.items():
             took, settled = (step_us(part) for part in zip(*episodes, strict=True))
             since = max(np.flatnonzero(abs(settled / settled[-1] - 1) > 0.01), default=-1) + 1
             spent_us = since * INTERVAL_US if rhythm else took[:since].sum()
             end, whole = np.log(own_us / settled[-1]), np.log(own_us / np.mean(took))
-            late = {"settled_s": spent_us / 1e6, "in_10_minutes": spent_us < 600e6}
-            add(rows, player + rhythm, end=end, whole=whole, **late)
+            add(rows, player + rhythm, end=end, whole=whole, settled_s=spent_us / 1e6)
         if not rhythm:
             probed = [int((ran != best[:-1]).sum()) for ran, best in found["autoccl"]]
             budgets = [n * calls for n, calls in zip(probed, told, strict=True)]
