@@ -16,8 +16,8 @@ system.py says. Settled: an iteration under the incumbents stays within 1 % of w
 begins with the drawn machines alone; `priced`: channels cost 0.3 % each. With as many calls of a
 task as `autoccl` took: `afnfa` (Sensors 2023), the best by a random forest of random configs in
 quiet, one forest a system or job; `afnfa_beside`, the same where it plays, if it beats NCCL's
-choice in medians of three; `random`, the fastest of those; `by_hand`, one config of each algorithm and
-protocol in turn. `probes_to`: until the incumbent is within 2 % of the fastest for good, where
+choice in medians of three; `random`, the fastest of those; `by_hand`, one config of each algorithm
+and protocol in turn. `probes_to`: until the incumbent is within 2 % of the fastest for good, where
 NCCL's own choice is not; who never arrives counts as many as there are configs. `cost`: by how much
 probes were slower than incumbents. Noise of 2 %, t3 tails. Speed-ups are geometric means, systems
 alike; intervals are Student's t over systems (jobs: places). Writes out/bench/autoccl.json.
