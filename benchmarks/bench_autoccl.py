@@ -94,9 +94,9 @@ def make_task(system: System, call: Call, *, launch: bool = False) -> Task:
         for (way, threads, n, c), of in parts.items():
             found[Choice(Config(algorithm, protocol, n, c), threads, way)] = of
     space = SearchSpace([*found], default_runs=Choice(system.resolve(call, ABSTAIN)))
-    times = np.array([[of.quiet_us, of.time_us(PRODUCTS)] for of in found.values()]).T
+    quiet, products = np.array([[of.quiet_us, of.time_us(PRODUCTS)] for of in found.values()]).T
     channels = np.array([of.num_channels for of in found.values()])
-    return Task(call, space, *times, times[0] * (1.0 + SM_PRICE * channels))
+    return Task(call, space, quiet, products, quiet * (1.0 + SM_PRICE * channels))
 
 
 @cache
