@@ -305,7 +305,8 @@ def jobs() -> Figures:
         of_all[work] = [play_job(find_system(n), make_workload([work], g)) for n, g in PLACES]
         of_all["all"] += of_all[work]
     for work, played in of_all.items():
-        figures |= summary(played, f"jobs_{work}")
+        apart = [np.subtract(rows["priced"]["end"], rows["ours"]["end"]) for rows in played]
+        figures |= summary(played, f"jobs_{work}") | over(apart, f"jobs_{work}_priced_over_ours")
     return figures
 
 
