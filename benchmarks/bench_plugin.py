@@ -36,7 +36,8 @@ import secrets
 import statistics
 import subprocess
 import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,9 +46,14 @@ from harness import write_result
 
 from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME
 from dynamiccl.nccl import VALID_PROTOCOLS, Algorithm, Collective, Config, Protocol
+from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.build import SOURCE_DIR, build_plugin, find_tool
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
 from tests.serve.abi import prepared_environment, write_bare_artifact
+from tests.serve.brains import HintPolicy, make_artifact
+from tests.serve.jobs.arbiter import Arbiter
+from tests.serve.jobs.play import play
+from tests.serve.jobs.setting import fingerprint, make_setting
 
 NUM_RANKS: Final = 16
 US_PER_MS: Final = 1000
@@ -203,11 +209,76 @@ def measure_adaptive(build_dir: Path) -> dict[str, float]:
     }
 
 
+def build_for_tests() -> Path:
+    """The directory of all libraries and programs."""
+    options, targets = "-DDYNAMICCL_TESTS=ON", ("all", "bench")
+    return build_plugin(Path("out/bench-plugin"), options, targets=targets).parent.resolve()
+
+
+#: What the artifact of the tests calls the harness's machine.
+KNOWN: Final = {"DYNAMICCL_SYSTEMS": "22809=box"}
+#: By mode: settings beside the defaults. In `search` all calls are timed, and the brain decides
+#: each second, ten times as often as by default.
+MODES: Final[dict[str, dict[str, str]]] = {
+    "table": {},
+    "adaptive": {"DYNAMICCL_BRAIN": "exit 0"},
+    "search": {
+        "DYNAMICCL_BRAIN": "dynamiccl-deploy brain --policy search",
+        "DYNAMICCL_ADAPT_INTERVAL_S": "1",
+        "DYNAMICCL_STOP_PERCENT": "100",
+        "DYNAMICCL_SAMPLE_PERCENT": "100",
+    },
+}
+LEADER_JOB: Final[dict[str, Any]] = {"ranks": 8, "rate": 700, "calls": 42_000, "deadline": 300}
+
+
+def measure_leader() -> dict[str, float | None]:
+    """A minute's job of eight ranks: its table alone, in mode adaptive, and with a search as brain.
+
+    CPU time of the ranks by call, share of one core for arbiter, leader and brain, and of the time
+    that calls waited at stops.
+    """
+    build_dir, figures = build_for_tests(), dict[str, float | None]()
+    for mode, settings in MODES.items():
+        with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+            setting = make_setting(folder := Path(name), num_ranks=8)
+            (folder / "made").mkdir()
+            artifact = make_artifact(folder / "made", HintPolicy()).directory
+            PluginIndex.read(artifact).bound("box", fingerprint(22809)).write(artifact)
+            setting = replace(setting, artifact=artifact)
+            ranks, arbiter = setting.environment() | KNOWN | settings, None
+            if settings:
+                program = [str(build_dir / "dynamiccl-arbiter")]
+                leader = ranks | {"DYNAMICCL_METRICS_DIR": name}
+                arbiter = stack.enter_context(Arbiter(program, setting.job, 10_000, leader))
+                ranks |= setting.by_arbiter(arbiter.address) | KNOWN
+            library = build_dir / (ADAPTIVE_NAME if arbiter else TUNER_NAME)
+            before = os.times()
+            job = play(build_dir / "play_rank", library, environment=ranks, **LEADER_JOB)
+            own_s = sum(os.times()[2:4]) - sum(before[2:4])
+            if not job.is_sound:
+                raise RuntimeError(f"the job did not play well: {job}")
+            figures[f"leader_{mode}_ranks_us_a_call"] = 1e6 * own_s / job.calls
+            if arbiter:
+                spent_s = sum(map(cpu_s, arbiter.processes()))
+                [counters] = folder.glob("*.prom")
+                [waited_us] = re.findall(
+                    r"^dynamiccl_waited_us\{.*\} (\d+)$", counters.read_text(), re.M
+                )
+                figures[f"leader_{mode}_core"] = spent_s / job.wall_s
+                figures[f"leader_{mode}_waited"] = int(waited_us) / 1e6 / job.wall_s
+    return figures
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process and its children that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> None:
     """Build, measure, write."""
-    build_dir = build_plugin(
-        Path("out/bench-plugin"), "-DDYNAMICCL_TESTS=ON", targets=("all", "bench")
-    ).parent.resolve()
+    build_dir = build_for_tests()
     figures: dict[str, float | int | str | None] = {
         **measure_tuner(build_dir),
         **measure_adaptive(build_dir),

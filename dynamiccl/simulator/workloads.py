@@ -135,6 +135,13 @@ def llama_3(shape: Group) -> Workload:
     return Workload(made.name, (*made.calls, gather))
 
 
+def vgg_19(shape: Group) -> Workload:
+    """Data parallel: 143.7 million fp32 parameters in DDP's buckets, the classifier's first."""
+    buckets = ((16, 300.0), (67, 600.0), (411, 3_000.0), *[(27, 15_000.0)] * 3)
+    sized = [(_AR, megabytes * 10**6, 200.0, beside_us) for megabytes, beside_us in buckets]
+    return Workload("vgg-19", tuple(WorkCall(shape, *each) for each in sized))
+
+
 def _autoccl(name: str, shape: Group, small_bytes: int, large_bytes: int) -> Workload:
     node, across = _node(shape), _across(shape)
     # 3,120 : 2,064 is 65 : 43, in runs of three and two.
@@ -162,6 +169,7 @@ WORKLOADS: Final[Mapping[str, Callable[[Group], Workload]]] = {
     "decode": decode,
     "phi-2": phi_2,
     "llama-3": llama_3,
+    "vgg-19": vgg_19,
 }
 
 

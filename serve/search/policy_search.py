@@ -22,7 +22,7 @@ For each task key, in this order:
 What is **believed**: r(a) = log(time of a / time of NCCL's own choice); r of that one is 0. Mean
 and covariance of r come from the belief that all parts of this package share
 (`dynamiccl/belief.py`), at the task's size. What a policy of the *same system* predicts may be
-added, as one observation of all r; a model of other systems misleads (docs/search.md).
+added, as one observation of all r; a model of other systems misleads.
 
 What is observed is a *difference*, a probe against the incumbent's latest calls, so that a level
 that drifts (congestion, clocks) is in both and cancels. Times have long tails, and one probe may be
@@ -47,7 +47,7 @@ from dynamiccl.serve.search.autoccl import Key, SearchSpace, SpaceOf, State, Tas
 
 #: Spread by transport and by threads (log time): drawn worlds have neither.
 _LAUNCH_SIGMA: Final = 0.2
-#: Error of a policy (log time); with a tenth, searches stop too early (docs/search.md).
+#: Error of a policy (log time); with a tenth, searches stop too early.
 _POLICY_SIGMA: Final = 1.0
 #: Q values are -time / reference; masked ones are far below (train/networks.py).
 _LEAST_Q: Final = -1e3
