@@ -104,3 +104,14 @@ def test_the_page_of_results_is_that_of_the_figures(monkeypatch: pytest.MonkeyPa
     text, shown = tables.page(tables.FIGURES)
     assert text == tables.PAGE.read_text(encoding="utf-8"), "run learning_tables.py"
     assert shown == json.loads(tables.FIGURES.read_text(encoding="utf-8"))
+
+
+def test_the_page_of_the_seeds_is_that_of_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And has one screen for each seed at most, and each of the 144 rows once."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    tables = import_module("learning_tables")
+    text = tables.SEEDS_PAGE.read_text(encoding="utf-8")
+    found = json.loads(tables.SEEDS_FIGURES.read_text(encoding="utf-8"))
+    assert text == tables.seeds_page(found), "run learning_tables.py"
+    assert len(text.splitlines()) <= 150
+    assert sorted(row for _, row in tables.rows_of(text)) == list(range(1, 145))
