@@ -1,23 +1,21 @@
 """What Pensieve (Mao et al., SIGCOMM 2017) and the proposal after it promise, in simulation.
 
-    python benchmarks/bench_pensieve.py [PART]...     # FULL=1: more seeds
+    python benchmarks/bench_pensieve.py [PART]...     # five minutes on 2 cores; FULL=1: more seeds
 
-Jobs play in PLACES, three topologies; every 28 ms all task keys get a decision, in force 28 ms
-later. A *learned* policy is a network over the last calls of a key: surroundings do not depend on
-what is chosen, so the simulator tells what every config would have taken, and the network learns
-the time of each (Q-learning, gamma 0, all actions told). Gains are shares of NCCL's communication
-time; connecting for the first time, 20 ms once, is left out. Intervals are Student's over seeds; of
-`transfer` and `measured` bootstraps over pairs of machines, and over sizes of tables.
+Jobs play in PLACES; every 28 ms all task keys get a decision, in force 28 ms later. A *learned*
+policy is a network over the last calls of a key: surroundings do not depend on what is chosen, so
+the simulator tells what every config would have taken, and the network learns the time of each
+(Q-learning, gamma 0). Gains are shares of NCCL's communication time; connecting, 20 ms once, is
+left out. Intervals are Student's over seeds; bootstraps over pairs of machines, and over sizes.
 
-* history: the network sees 0 to 16 past calls (section 5.4, figure 14), where a call's noise is the
-  scenario's (3 %) and ten times that; and how many seeds would tell two lengths apart.
-* rivals: robust MPC over the belief (section 2; Yin et al. 2015), MPC, a threshold rule, the best
-  quiet table, the learned policy, an oracle as late; rules are set on other seeds.
+* history: 0 to 16 past calls (section 5.4, figure 14), at the scenario's noise of a call (3 %) and
+  at ten times that; and how many seeds would tell two lengths apart.
+* rivals: robust MPC over the belief (section 2; Yin et al. 2015), MPC, a threshold rule, a table,
+  the learned policy, an oracle as late; rules are set on other seeds. At b300 decisions are 0 to
+  100 ms late, too (section 5.5: within 3.5 % at 100 ms).
 * weights: lambda_switch and lambda_cong of the proposal's reward, by search on other seeds.
-* latency: decisions 0 to 100 ms late (section 5.5: within 3.5 % at 100 ms).
-* transfer: a machine's table on another, and after 0 to 40 probes, against a whole sweep of that
-  other (section 5.3: 1.6 to 10.8 %).
-* measured: choices made in the simulator, judged on repeats that others measured (section 5.3).
+* machines: a machine's table on another, after 0 to 40 probes, against a whole sweep of that other
+  (section 5.3: 1.6 to 10.8 %); and the simulator's choices on published repeats.
 """
 
 import os
@@ -53,7 +51,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 FULL: Final = bool(os.environ.get("FULL"))
 SEEDS: Final = 20 if FULL else 5
-#: System, shape, workloads, scenario, and the link that the scenario slows, with a level of it.
+#: System, shape, workloads, scenario, and the link that the scenario slows.
 PLACES: Final = {
     "b300": ("b300-nvlink", Group(1, 8), ("decode", "lora"), "busy-host", "host"),
     "a100": ("a100-nvswitch", Group(1, 8), ("decode", "lora"), "shared-node", "intra"),
@@ -65,8 +63,7 @@ MOST: Final = LENGTHS[-1]
 NOISES: Final = (0.03, 0.3)
 JOBS: Final = 64
 ROUNDS: Final = 40
-#: Seeds for settings; no figure is of them.
-PILOT: Final = 10_000
+PILOT: Final = 10_000  # a seed for settings; no figure is of it
 LATENCIES_MS: Final = (0.0, 1.0, 10.0, 28.0, 100.0)
 
 
@@ -77,11 +74,7 @@ def world_of(place: str, noise: float = NOISES[0]) -> World:
     system, work = find_system(name), make_workload(workloads, shape)
     found = find_scenario(scenario)
     changed = {"jitter": found.jitter.model_copy(update={"sigma": noise}), "first_use_us": 0.0}
-    configs = all_configs(system, work)
-    return World(system, work, configs, found.model_copy(update=changed))
-
-
-# --- jobs ---
+    return World(system, work, all_configs(system, work), found.model_copy(update=changed))
 
 
 @dataclass
@@ -92,17 +85,14 @@ class View:
     times: Floats  # (N, K, MOST) us, the latest last; NaN before the first
     ran: Ints  # (N, K, MOST)
     in_force: Ints  # (N, K)
-    #: (N, K, A) us of all configs in the last round, for oracles; NaN without a call.
-    truth: Floats
-    calls: Ints  # (N, K)
+    truth: Floats  # (N, K, A) us of all configs in the last round; NaN without a call
+    calls: Ints  # (N, K) of the last round
 
 
 Choose = Callable[[View], Ints]
 
 
-def play(
-    world: World, choose: Choose, seed: int, latency_ms: float = 28.0
-) -> tuple[float, float, list[View]]:
+def play(world: World, choose: Choose, seed: int, latency_ms: float = 28.0) -> tuple[Any, ...]:
     """The share of NCCL's own time that is saved, changes in 1,000 calls, and all views."""
     run, period, job = world.jobs(JOBS, seed), delay_calls(world), np.arange(JOBS)
     delay = 0 if not latency_ms else delay_calls(world, 1e3 * latency_ms)
@@ -137,9 +127,6 @@ def oracle(view: View) -> Ints:
     return np.where(view.calls > 0, known.argmin(axis=2), view.in_force)
 
 
-# --- the learned policy ---
-
-
 def seen(view: View, length: int) -> torch.Tensor:
     """(N, K, F): times and configs of the last `length` calls of a key, and the key."""
     keys, count = view.world.mask.shape
@@ -152,10 +139,8 @@ def seen(view: View, length: int) -> torch.Tensor:
     return torch.from_numpy(rows.astype(np.float32))
 
 
-def learn(
-    world: World, length: int, seed: int, weights: tuple[float, float] = (0.0, 0.0)
-) -> Choose:
-    """A policy over the last `length` calls; `weights` are lambda_switch and lambda_cong."""
+def learn(world: World, length: int, seed: int, switch: float = 0.0, cong: float = 0.0) -> Choose:
+    """A policy over the last `length` calls, under lambda_switch and lambda_cong."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     quiet, masks = np.where(world.mask, world.quiet_us, np.inf), torch.from_numpy(world.mask)
@@ -164,8 +149,7 @@ def learn(
 
     def value(x: torch.Tensor) -> torch.Tensor:
         keys = x[..., -len(world.keys) :].argmax(dim=-1)
-        found: torch.Tensor = net((x - scale[0]) / scale[1])
-        return found.masked_fill(~masks[keys], 1e9)
+        return torch.where(masks[keys], net((x - scale[0]) / scale[1]), 1e9)
 
     def choose(view: View) -> Ints:
         with torch.no_grad():
@@ -181,7 +165,7 @@ def learn(
         for before, now, after in zip(views, views[1:], views[2:], strict=False):
             slow = np.maximum(after.truth - quiet, 0.0)
             changed = np.arange(len(world.configs)) != now.in_force[..., None]
-            cost = (after.truth + weights[1] * slow) / quiet[:, :1] + weights[0] * changed
+            cost = (after.truth + cong * slow) / quiet[:, :1] + switch * changed
             cost = np.nan_to_num(cost - cost[..., :1])
             told = torch.from_numpy(after.calls > 0)
             features.append(seen(before, length)[told])
@@ -194,22 +178,15 @@ def learn(
             optimizer = torch.optim.Adam(net.parameters(), 2e-3)
         for _ in range(150):
             at = torch.randint(len(x), (512,))
-            found = net((x[at] - scale[0]) / scale[1])
-            loss = nn.functional.smooth_l1_loss(found, wanted[at])
+            loss = nn.functional.smooth_l1_loss(net((x[at] - scale[0]) / scale[1]), wanted[at])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
     return choose
 
 
-# --- rivals ---
-
-
 def believed(world: World, on: str, seed: int) -> list[Floats]:
-    """(K, A) us that the belief is a spread sure of: in quiet, and where a link takes 1.5 as long.
-
-    From a sweep of the keys' sizes, three repeats with 2 % of noise each.
-    """
+    """(K, A) us, a spread above what the belief expects: in quiet, and a link 1.5 times as slow."""
     random, keys, found = np.random.default_rng(seed), world.keys, []
     order = sorted(range(len(keys)), key=lambda k: keys[k].size_bytes)
     for slowdown in (1.0, 1.5):
@@ -249,8 +226,7 @@ def rule(tables: Sequence[Floats], threshold: float, hold: int) -> Choose:
 def mpc(world: World, tables: Sequence[Floats], forget: float, *, robust: bool) -> Choose:
     """The least time of the next five rounds, at the mean level of the last five calls.
 
-    Robust: by the largest error of the last five predictions higher. A level that no config in use
-    feels is forgotten by a factor a round.
+    Robust: higher by the largest of five errors. A level that no config feels fades by a factor.
     """
     quiet, errors = tables[0], deque[Floats](maxlen=5)
     with np.errstate(invalid="ignore"):
@@ -263,12 +239,10 @@ def mpc(world: World, tables: Sequence[Floats], forget: float, *, robust: bool) 
         slow = np.nan_to_num(view.times[..., -5:] / quiet[key, ran] - 1.0)
         weight = felt * (felt > 0.3)
         total = (weight**2).sum(axis=(1, 2))
-        # Least squares over all keys of a job.
         told = np.maximum((weight * slow).sum(axis=(1, 2)) / np.maximum(total, 1e-9), 0.0)
-        now = np.where(total > 0.0, told, forget * level)
-        errors.append(np.where(total > 0.0, np.abs(level - now) / (1.0 + now), 0.0))
-        level = now
-        ahead = (1.0 + now) * (1.0 + robust * np.max(errors, axis=0)) - 1.0
+        before, level = level, np.where(total > 0.0, told, forget * level)
+        errors.append(np.abs(before - level) / (1.0 + level) * (total > 0.0))
+        ahead = (1.0 + level) * (1.0 + robust * np.max(errors, axis=0)) - 1.0
         us = quiet * (1.0 + share * ahead[:, None, None])
         changes = np.arange(quiet.shape[1]) != view.in_force[..., None]
         calls = 5.0 * np.maximum(view.calls, 1)[..., None]
@@ -280,13 +254,11 @@ def mpc(world: World, tables: Sequence[Floats], forget: float, *, robust: bool) 
 @cache
 def settings_of(place: str) -> tuple[dict[str, Any], float]:
     """The rule's and the MPC's settings, the best on other seeds."""
-    world = world_of(place)
-    tables = believed(world, PLACES[place][4], PILOT)
+    world, tables = world_of(place), believed(world_of(place), PLACES[place][4], PILOT)
     rules = [{"threshold": t, "hold": h} for t in (0.15, 0.3) for h in (0, 10, 50)]
-    return (
-        max(rules, key=lambda each: play(world, rule(tables, **each), PILOT)[0]),
-        max((0.9, 0.98), key=lambda f: play(world, mpc(world, tables, f, robust=True), PILOT)[0]),
-    )
+    best = max(rules, key=lambda each: play(world, rule(tables, **each), PILOT)[0])
+    fades = {f: play(world, mpc(world, tables, f, robust=True), PILOT)[0] for f in (0.9, 0.98)}
+    return best, max(fades, key=lambda each: fades[each])
 
 
 def rival_rows(place: str, seed: int, latencies_ms: Sequence[float]) -> dict[str, Any]:
@@ -308,86 +280,70 @@ def rival_rows(place: str, seed: int, latencies_ms: Sequence[float]) -> dict[str
     }
 
 
-def trained(
-    place: str, seed: int, noise: float, length: int, weights: tuple[float, float]
-) -> tuple[float, float]:
+def trained(place: str, seed: int, noise: float, length: int, *weights: float) -> Any:
     """A learned policy's gain, and its changes in 1,000 calls."""
     world = world_of(place, noise)
-    return play(world, learn(world, length, seed, weights), seed)[:2]
-
-
-# --- parts ---
+    return play(world, learn(world, length, seed, *weights), seed)[:2]
 
 
 def history() -> Figures:
     """Gains by length and noise, and the seeds that tell lengths apart (80 % of the time)."""
-    jobs = [("b300", s, z, n, (0.0, 0.0)) for z in NOISES for n in LENGTHS for s in range(SEEDS)]
+    jobs = [("b300", s, z, n) for z in NOISES for n in LENGTHS for s in range(SEEDS)]
     found, figures = dict(parallel(trained, jobs)), Figures(seeds=SEEDS)
     for noise in NOISES:
-        of = {n: [found["b300", s, noise, n, (0.0, 0.0)][0] for s in range(SEEDS)] for n in LENGTHS}
+        of = {n: [found["b300", s, noise, n][0] for s in range(SEEDS)] for n in LENGTHS}
         before = f"history_{100 * noise:.0f}"
         for length, gains in of.items():
             figures |= student(gains, f"{before}_{length}")
         for less, more in ((0, 1), (1, 8), (2, 8), (4, 8), (8, 16)):
             name, apart = f"{before}_{more}_over_{less}", np.subtract(of[more], of[less])
             figures |= student(apart.tolist(), name)
-            # Two-sided at 5 %: (1.96 + 0.84) squared.
-            figures[f"{name}_seeds"] = np.ceil(7.84 * apart.var(ddof=1) / apart.mean() ** 2).item()
+            needed = (1.96 + 0.84) ** 2 * apart.var(ddof=1) / (apart.mean() ** 2 + 1e-12)
+            figures[f"{name}_seeds"] = float(np.ceil(needed))
     return figures
 
 
 def rivals() -> Figures:
-    """Gains of all players in all places, and at one of them by latency the time beyond none."""
+    """Gains of all players in all places, and at one of them the time that latency costs."""
     jobs = [(p, s, LATENCIES_MS if p == "b300" else (28.0,)) for p in PLACES for s in range(SEEDS)]
     found, figures = {job[:2]: each for job, each in parallel(rival_rows, jobs)}, Figures()
     for place, name in product(PLACES, found["b300", 0]):
-        by_ms = np.array([[*found[place, s][name].values()] for s in range(SEEDS)]).T
-        latencies = list(found[place, 0][name])
-        figures |= student(by_ms[latencies.index(28.0)].tolist(), f"rivals_{place}_{name}")
-        for ms, gains in zip(latencies, by_ms, strict=True):
-            more = (1.0 - gains) / (1.0 - by_ms[0]) - 1.0
-            figures |= student(more.tolist(), f"latency_{name}_{ms:.0f}") if place == "b300" else {}
+        told = [found[place, s][name] for s in range(SEEDS)]
+        figures |= student([each[28.0] for each in told], f"rivals_{place}_{name}")
+        for ms in LATENCIES_MS[1:] if place == "b300" else ():
+            more = [(1.0 - each[ms]) / (1.0 - each[0.0]) - 1.0 for each in told]
+            figures |= student(more, f"latency_{name}_{ms:.0f}")
     return figures
 
 
 def weights() -> Figures:
     """The weights that gain most on another seed, and what they gain over none."""
     pairs = [(0.0, 0.0), (0.05, 0.0), (0.5, 0.0), (0.0, 0.5), (0.05, 0.5)]
-    tried = dict(parallel(trained, [(p, PILOT, NOISES[0], 8, w) for p in PLACES for w in pairs]))
-    figures = Figures()
+    jobs: list[Any] = [(p, PILOT, NOISES[0], 8, *w) for p in PLACES for w in pairs]
+    tried, figures = dict(parallel(trained, jobs)), Figures()
     for place in PLACES:
-        best = max(pairs, key=lambda w, p=place: tried[p, PILOT, NOISES[0], 8, w][0])
+        best = max(pairs, key=lambda w, p=place: tried[p, PILOT, NOISES[0], 8, *w][0])
         figures |= {f"weights_{place}_switch": best[0], f"weights_{place}_cong": best[1]}
-        jobs = [(place, s, NOISES[0], 8, w) for w in (pairs[0], best) for s in range(SEEDS)]
+        jobs = [(place, s, NOISES[0], 8, *w) for w in (pairs[0], best) for s in range(SEEDS)]
         found = dict(parallel(trained, list(dict.fromkeys(jobs))))
         without, chosen = np.array([found[job] for job in jobs]).reshape(2, SEEDS, 2)
         figures |= student((chosen - without)[:, 0].tolist(), f"weights_{place}_more")
-        figures |= student(without[:, 1].tolist(), f"weights_{place}_changes_without")
-        figures |= student(chosen[:, 1].tolist(), f"weights_{place}_changes")
+        figures |= student((chosen - without)[:, 1].tolist(), f"weights_{place}_changes")
     return figures
 
 
-def transfer() -> Figures:
-    """What another machine's table, and the belief without one, lose against a whole sweep."""
+def machines() -> Figures:
+    """A table from another machine, and the simulator's where repeats were published."""
     ways = (("a100-nvswitch", "b300-nvlink"), ("b300-nvlink", "a100-nvswitch"))
     jobs = [(*way, each, seed) for way in ways for each in DISTINCT for seed in range(SEEDS)]
-    rows = [row for _, row in sorted(parallel(transferred, jobs), key=str)]
-    figures = Figures(transfer_pairs=len(rows))
-    for name in rows[0]:
-        figures |= with_interval(f"transfer_{name}", rows, mean_of(name))
-    return figures
-
-
-def measured() -> Figures:
-    """Over the sizes of the tables of a simulated system where repeats were published."""
+    rows = {"transfer": [row for _, row in sorted(parallel(transferred, jobs), key=str)]}
     tables = [table for table in public_tables()[0] if " rtx5090-sockets-2x1 " in table.name]
-    rows = [row for table in tables for row in on_repeats(table, "rtx5090-sockets")]
-    figures = Figures(measured_sizes=len(rows))
-    for way in ("simulator", "measured"):
-        figures |= with_interval(f"measured_{way}", rows, mean_of(way)) if rows else {}
+    rows["measured"] = [row for table in tables for row in on_repeats(table, "rtx5090-sockets")]
+    figures = Figures({f"{part}_rows": len(found) for part, found in rows.items()})
+    for part, name in [(part, name) for part, found in rows.items() for name in (*found, {})[0]]:
+        figures |= with_interval(f"{part}_{name}", rows[part], mean_of(name))
     return figures
 
 
 if __name__ == "__main__":
-    parts = (history, rivals, weights, transfer, measured)
-    run_parts("pensieve", {part.__name__: part for part in parts})
+    run_parts("pensieve", {part.__name__: part for part in (history, rivals, weights, machines)})
