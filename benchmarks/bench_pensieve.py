@@ -180,7 +180,7 @@ def learn(world: World, length: int, seed: int, switch: float = 0.0, cong: float
             at = torch.randint(len(x), (512,))
             loss = nn.functional.smooth_l1_loss(net((x[at] - scale[0]) / scale[1]), wanted[at])
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return choose
 
@@ -218,7 +218,7 @@ def rule(tables: Sequence[Floats], threshold: float, hold: int) -> Choose:
         last = (view.times / tables[0][key, view.ran])[..., -7:]
         is_slow = np.median(np.nan_to_num(last, nan=1.0), axis=2) > 1.0 + threshold
         slow_at = np.where(is_slow, rounds, slow_at)
-        return np.where(rounds - slow_at <= hold, best[1], best[0])
+        return np.asarray(np.where(rounds - slow_at <= hold, best[1], best[0]))
 
     return choose
 
@@ -246,7 +246,7 @@ def mpc(world: World, tables: Sequence[Floats], forget: float, *, robust: bool) 
         us = quiet * (1.0 + share * ahead[:, None, None])
         changes = np.arange(quiet.shape[1]) != view.in_force[..., None]
         calls = 5.0 * np.maximum(view.calls, 1)[..., None]
-        return (calls * us + world.scenario.switch_us * changes).argmin(axis=2)
+        return np.asarray((calls * us + world.scenario.switch_us * changes).argmin(axis=2))
 
     return choose
 
@@ -255,7 +255,7 @@ def mpc(world: World, tables: Sequence[Floats], forget: float, *, robust: bool) 
 def settings_of(place: str) -> tuple[dict[str, Any], float]:
     """The rule's and the MPC's settings, the best on other seeds."""
     world, tables = world_of(place), believed(world_of(place), PLACES[place][4], PILOT)
-    rules = [{"threshold": t, "hold": h} for t in (0.15, 0.3) for h in (0, 10, 50)]
+    rules: list[Any] = [{"threshold": t, "hold": h} for t in (0.15, 0.3) for h in (0, 10, 50)]
     best = max(rules, key=lambda each: play(world, rule(tables, **each), PILOT)[0])
     fades = {f: play(world, mpc(world, tables, f, robust=True), PILOT)[0] for f in (0.9, 0.98)}
     return best, max(fades, key=lambda each: fades[each])
@@ -322,7 +322,7 @@ def weights() -> Figures:
     jobs: list[Any] = [(p, PILOT, NOISES[0], 8, *w) for p in PLACES for w in pairs]
     tried, figures = dict(parallel(trained, jobs)), Figures()
     for place in PLACES:
-        best = max(pairs, key=lambda w, p=place: tried[p, PILOT, NOISES[0], 8, *w][0])
+        best = max((tried[place, PILOT, NOISES[0], 8, *w][0], w) for w in pairs)[1]
         figures |= {f"weights_{place}_switch": best[0], f"weights_{place}_cong": best[1]}
         jobs = [(place, s, NOISES[0], 8, *w) for w in (pairs[0], best) for s in range(SEEDS)]
         found = dict(parallel(trained, list(dict.fromkeys(jobs))))
