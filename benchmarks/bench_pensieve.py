@@ -320,7 +320,7 @@ def weights() -> Figures:
     """The weights that gain most on another seed, and what they gain over none."""
     pairs = [(0.0, 0.0), (0.05, 0.0), (0.5, 0.0), (0.0, 0.5), (0.05, 0.5)]
     jobs: list[Any] = [(p, PILOT, NOISES[0], 8, *w) for p in PLACES for w in pairs]
-    tried, figures = dict(parallel(trained, jobs)), Figures()
+    tried, figures = dict(parallel(trained, jobs)), Figures(weights_seeds=SEEDS)
     for place in PLACES:
         best = max((tried[place, PILOT, NOISES[0], 8, *w][0], w) for w in pairs)[1]
         figures |= {f"weights_{place}_switch": best[0], f"weights_{place}_cong": best[1]}
