@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 CPP := $(wildcard tests/fakes/*.cpp tests/fakes/*/*.c) $(shell find serve/plugin -name "*.cpp" -o -name "*.h")
+SEEDS := pensieve a3c mvfst netsense autoccl
 BENCHMARKS := $(wildcard benchmarks/bench_*.py)
 # More than our two cores, since tests of jobs and of Slurm wait; four are faster, and late for limits.
 WORKERS ?= 3
@@ -20,7 +21,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Without compiled files each of hundreds of started Pythons compiles all of it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-traces test golden golden-write soak soak-slice check check-style check-types check-plugin check-layout format size faults bench bench-learning plugin install constraints clean
+.PHONY: demo demo-traces test golden golden-write soak soak-slice check check-style check-types check-plugin check-layout format size faults bench bench-learning bench-seeds plugin install constraints clean
 
 demo: install ## the whole pipeline, from measured data to the plugin's answers
 	$(BIN)/python -P examples/demo.py
@@ -78,6 +79,10 @@ bench: install ## figures into out/bench/*.json
 
 bench-learning: install ## docs/results.md's figures into out/bench/learning.json; FULL=1 for all
 	$(BIN)/python benchmarks/learning.py
+
+bench-seeds: install ## docs/seeds.md, measured again on few seeds; FULL=1 for more
+	for name in $(SEEDS); do $(BIN)/python benchmarks/bench_$$name.py || exit 1; done
+	$(BIN)/python benchmarks/learning_tables.py
 
 plugin: install ## out/plugin/libnccl-tuner-dynamiccl.so, and the libraries beside it
 	$(BIN)/python -m dynamiccl.serve.build --dir out/plugin

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -52,6 +53,24 @@ def write_result(
         told = f"{value:,.6g}" if isinstance(value, float) else str(value)
         sys.stdout.write(f"{key:<50} {told}\n")
     return path
+
+
+def run_parts(name: str, parts: Mapping[str, Callable[[], Mapping[str, Any]]]) -> None:
+    """Run the parts that the command line names, or all; the figures of others stay.
+
+    Each part's figures go to out/bench/NAME.json when it ends, with its minutes and commit.
+    """
+    asked = sys.argv[1:] or list(parts)
+    if unknown := set(asked) - set(parts):
+        sys.exit(f"no part {', '.join(sorted(unknown))}; choose from {', '.join(parts)}")
+    path = OUT / f"{name}.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for part in asked:
+        began = time.monotonic()
+        found |= parts[part]()
+        minutes = round((time.monotonic() - began) / 60, 2)
+        found |= {f"minutes_{part}": minutes, f"commit_{part}": git_commit()}
+        write_result(name, found)
 
 
 def student(values: Sequence[float], name: str = "mean") -> Figures:

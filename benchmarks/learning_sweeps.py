@@ -4,6 +4,7 @@
   with the noise of nodes in a cloud, where a rival, `pooled`, takes one config for all sizes; or
   what a user measures (`judge_worlds.small_sweep`), of which octaves are left out in turn, too.
 * `public_figures`: published sweeps, each octave left out in turn; truth is the median.
+* `transferred`, `on_repeats`: a table of another machine, and one of the simulator, on this one.
 
 Rival is `interpolated`, which acts by the same rule. Scores and intervals are those of
 learning_belief.py.
@@ -22,6 +23,7 @@ from judge_worlds import (
     Ints,
     Table,
     judge_tables,
+    perturbed,
     shipped_table,
     small_sweep,
 )
@@ -37,12 +39,19 @@ from learning_belief import (
     upper,
     with_interval,
 )
-from learning_rivals import grid_of, interpolated, spread_out
+from learning_rivals import WAYS, Probes, grid_of, interpolated, spread_out
 from sweeps import SWEEPS, Measured, public_tables
 
 from dynamiccl.belief import Belief, Bools, prior_of
 from dynamiccl.drawn_worlds import Grid
+from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.repeats import cells_of
+from dynamiccl.simulator.record_jobs import all_configs
+from dynamiccl.simulator.scenario import find_scenario
+from dynamiccl.simulator.system import Group
+from dynamiccl.simulator.systems import find_system
+from dynamiccl.simulator.workloads import WorkCall, Workload
+from dynamiccl.simulator.world import World
 
 #: Draws of a small sweep, and by how much NCCL's own choice is off where there is something to
 #: gain.
@@ -51,6 +60,8 @@ TO_GAIN: Final = 0.05
 #: Ln of time: the noise of a call on a node in a cloud; and spreads that a pooled gain must exceed.
 NOISY: Final = 0.15
 _POOLED: Final = 2.0
+#: Probes after which a table from another machine is judged.
+LOOKS: Final = (0, 5, 10, 20, 40)
 
 
 def sweep_figures(count: int) -> dict[str, Any]:
@@ -256,4 +267,74 @@ def _public(table: Measured) -> list[Row]:
     return [
         {"world": table.name, "choose": name} | judged(told, chosen[full])
         for name, chosen in found.items()
+    ]
+
+
+# --- tables from elsewhere ---
+
+
+def transferred(source: str, target: str, collective: Collective, seed: int) -> dict[str, float]:
+    """Time beyond that after a whole sweep of the target, after LOOKS probes; perturbed machines.
+
+    `belief` knows drawn machines and the probes, `table` the source's times where none was made.
+    """
+    systems = perturbed(source, seed), perturbed(target, seed + 1)
+    work = _alone(collective, (1, 8), [1 << octave for octave in range(16, 28)])
+    both = [set(all_configs(system, work)) for system in systems]
+    configs = tuple(config for config in all_configs(systems[1], work) if config in both[0])
+    here, there = (World(each, work, configs, find_scenario("quiet")) for each in systems)
+    log_us = np.log(np.where(there.mask, there.quiet_us, np.inf))
+    of = np.stack([there.algorithm, there.protocol], axis=2).astype(np.int64)
+    sizes, unknown = tuple(call.size_bytes for call in there.keys), np.full(log_us.shape, np.nan)
+    table = Table("", "", collective, (1, 8), sizes, configs, of, unknown, log_us)
+    random, rows = np.random.default_rng(seed), np.arange(len(sizes))
+    probes = Probes(table, random)
+    way, direct = WAYS["worth"](probes), _swept(probes.prior.grid, log_us, there.mask)
+    elsewhere = np.where(there.mask, np.log(here.quiet_us / here.quiet_us[:, :1]), np.inf)
+    found = {}
+    for look in LOOKS:
+        while probes.count < look:
+            way.tell(probes.probe(way.pick()))
+        measured = spread_out(*probes.rows()[:2], log_us.shape)
+        own = measured - measured[:, :1]
+        mixed = np.where(np.isnan(own), elsewhere, own).argmin(axis=1)
+        for name, chosen in (("belief", probes.belief().decide()), ("table", mixed)):
+            more = np.exp(log_us[rows, chosen] - log_us[rows, direct]).mean() - 1.0
+            found[f"{name}_{look}"] = float(more)
+    return found
+
+
+def on_repeats(table: Measured, system: str) -> list[dict[str, float]]:
+    """Measured time over NCCL's - 1 at each size: chosen in the simulator, and by other repeats."""
+    work = _alone(table.collective, table.shape, table.sizes_bytes)
+    world = World(find_system(system), work, table.configs, find_scenario("quiet"))
+    has = (np.isfinite(table.log_times_us).sum(axis=2) > 1) & world.mask
+    judged_at = np.flatnonzero(has[:, 0] & has[:, 1:].any(axis=1))
+    if not len(judged_at):
+        return []
+    own = zip(world.algorithm[:, 0].tolist(), world.protocol[:, 0].tolist(), strict=True)
+    sizes, ran = np.log2(table.sizes_bytes).tolist(), [(Algorithm(a), Protocol(p)) for a, p in own]
+    grid = Grid(tuple(sizes), table.configs, tuple(ran))
+    chosen, found = _swept(grid, np.log(np.where(has, world.quiet_us, np.inf)), has), []
+    for size in judged_at:
+        told, over = table.log_times_us[size], dict[str, list[float]](simulator=[], measured=[])
+        for repeat in np.flatnonzero(np.isfinite(told[0])):
+            others = np.nanmean(np.delete(told, repeat, axis=1)[has[size]], axis=1)
+            best = np.flatnonzero(has[size])[others.argmin()]
+            for way, config in (("simulator", chosen[size]), ("measured", best)):
+                over[way].append(told[config, repeat] - told[0, repeat])
+        found.append({way: float(np.expm1(np.nanmean(each))) for way, each in over.items()})
+    return found
+
+
+def _alone(collective: Collective, shape: tuple[int, int], sizes: Sequence[int]) -> Workload:
+    calls = [WorkCall(Group(*shape), collective, size, 0.0) for size in sizes]
+    return Workload("sizes", tuple(calls))
+
+
+def _swept(grid: Grid, log_us: Floats, allowed: Bools) -> Ints:
+    """(S,) the belief's choices after three repeats of all, 2 % noisy."""
+    noise = 0.02 * np.random.default_rng(0).standard_normal((*log_us.shape, 3))
+    return choices(grid, np.where(allowed[..., None], log_us[..., None] + noise, np.nan), allowed)[
+        "belief"
     ]

@@ -104,3 +104,27 @@ def test_the_page_of_results_is_that_of_the_figures(monkeypatch: pytest.MonkeyPa
     text, shown = tables.page(tables.FIGURES)
     assert text == tables.PAGE.read_text(encoding="utf-8"), "run learning_tables.py"
     assert shown == json.loads(tables.FIGURES.read_text(encoding="utf-8"))
+
+
+def test_the_page_of_the_seeds_is_that_of_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And has one screen for each seed at most, and each of the 144 rows once."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    tables = import_module("learning_tables")
+    text = tables.SEEDS_PAGE.read_text(encoding="utf-8")
+    found = json.loads(tables.SEEDS_FIGURES.read_text(encoding="utf-8"))
+    assert text == tables.seeds_page(found), "run learning_tables.py"
+    assert len(text.splitlines()) <= 150
+    assert sorted(row for _, row in tables.rows_of(text)) == list(range(1, 145))
+
+
+def test_figures_of_the_seeds_have_three_digits_and_their_intervals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    tables = import_module("learning_tables")
+    found = {"x": 0.0312, "x_lo": 0.005, "x_hi": 1.5, "y": 12345, "y_lo": None, "y_hi": None}
+    assert tables.ci(found, "x") == "0.0312 [0.005, 1.50]"
+    assert tables.ci(found, "x", "pct") == "3.1 [0.50, 150.0]"
+    assert tables.ci(found, "y") == "12,345"
+    told = tables.rows_of("* **Works** 1, 3-4: x\n* **Not taken** 2: y\n* **Bold** 9: z\n")
+    assert told == [("Works", 1), ("Works", 3), ("Works", 4), ("Not taken", 2)]

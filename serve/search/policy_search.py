@@ -9,8 +9,10 @@ For each task key, in this order:
   call is *worth* most: by how much it is expected to raise the best that is known (the knowledge
   gradient of Frazier, Powell and Dayanik 2008), against what the call itself is expected to cost. A
   noisy system makes a call worth less, so that little is repeated where the noise would hide the
-  answer anyway. The stop is sequential: a probe must be worth its price over as many calls as there
-  were already, so a task that is called more is searched further.
+  answer anyway. A config that lost cools down: it is not probed again before as many calls as a
+  level takes (`watch_calls`), an alarm or another incumbent. The stop is sequential: a probe must
+  be worth its price over as many calls as there were already, so a task that is called more is
+  searched further.
 * **Take over.** A candidate that was probed and is better with `confidence` is the incumbent. Its
   calls are no probes and still tell: compared with the level before, they confirm it or throw it
   out.
@@ -208,7 +210,7 @@ class Watch:
 class Rules:
     """Settings of a search; shares of a call's time, or log time."""
 
-    #: Calls of the incumbent before a comparison, and between two probes.
+    #: Calls before a comparison, or before what lost is probed again; and between two probes.
     watch_calls: int = 8
     rest_calls: int = 2
     #: A probe must save `price` of a call over all calls so far, and `least_worth` in each.
@@ -252,6 +254,8 @@ class _Search(Task):
         self._twin = space.default if twin is None else twin[0]
         self._same = {self._twin} if twin is not None and twin[1] else set()
         self._probed = {space.begin, self._twin}
+        #: Configs that lost, and the call from which on each may be probed again.
+        self._cools: dict[int, int] = {}
         self._trial: _Trial | None = None
         self._rest = 0
         self._plan_at = 0
@@ -283,6 +287,7 @@ class _Search(Task):
     def alarm(self) -> None:
         self.belief.age(self.rules.change_sigma)
         self.watch.restart()
+        self._cools.clear()
         self._trial, self._plan_at, self._rest = None, 0, 0
         self.proposal, self.state = self.incumbent, State.IDLE
 
@@ -306,9 +311,14 @@ class _Search(Task):
         if not wanted.any():
             self._wait_until(math.ceil(self.rules.price / best))
             return
-        payable = wanted & (self.spent + cost <= self._allowed(self.calls))
+        cools = np.array([self._cools.get(action, 0) for action in candidates.tolist()])
+        due = wanted & (cools <= self.calls)
+        if not due.any():
+            self._wait_until(int(cools[wanted].min()))
+            return
+        payable = due & (self.spent + cost <= self._allowed(self.calls))
         if not payable.any():
-            missing = self.spent + float(cost[wanted].min()) - self._allowed(self.calls)
+            missing = self.spent + float(cost[due].min()) - self._allowed(self.calls)
             self._wait_until(self.calls + math.ceil(missing / self.rules.budget))
             return
         score = np.where(payable, worth / (cost + _CHEAP), -1.0)
@@ -322,6 +332,8 @@ class _Search(Task):
         variance = self.watch.sigma() ** 2 + self.watch.level_variance()
         self.belief.observe(ran, self.incumbent, difference, variance)
         self._probed.add(ran)
+        if difference > 0.0:
+            self._cools[ran] = self.calls + self.rules.watch_calls
         if ran != self.proposal:
             return  # not what was asked for, but not to be lost
         self.state = State.ADVANCE
@@ -341,6 +353,7 @@ class _Search(Task):
         self._trial = _Trial(self.incumbent, self.watch.level(), self.watch.level_variance())
         self.incumbent = self.proposal = int(probed[index])
         self.watch.restart()
+        self._cools.clear()
         self.state, self._plan_at, self._rest = State.IMPROVING, 0, 0
         return True
 

@@ -1,6 +1,8 @@
 """Our search: few probes, none too dear, and none where there is nothing to gain."""
 
+from collections import deque
 from collections.abc import Callable
+from statistics import median
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +10,7 @@ import pytest
 
 from dynamiccl.nccl import Algorithm, Config, Protocol
 from dynamiccl.serve.search.autoccl import DEFAULT, AutoCcl, Choice, SearchSpace, State
-from dynamiccl.serve.search.policy_search import PolicySearch, Prior
+from dynamiccl.serve.search.policy_search import PolicySearch, Prior, Rules
 from tests.serve.search.worlds import KEY, RAN, count_probes, drive, grid, scatter, valleys
 
 SPACE = grid()
@@ -102,6 +104,30 @@ def test_noise_is_met_with_repeats_and_only_as_far_as_they_pay() -> None:
     assert 2.0 <= counts[0.001] < 6.0
     assert counts[0.05] > counts[0.001]
     assert counts[1.0] < 30.0
+
+
+def test_what_lost_is_not_probed_again_before_there_is_new_evidence() -> None:
+    prior, noise = Prior.drawn(SPACE, SIZE_BYTES), scatter(0.2, 2)
+    tuner = search(prior)
+    lost: dict[int, int] = {}
+    waits = []
+    level = deque[float](maxlen=32)
+    for call in range(3000):
+        incumbent, action = tuner.best(KEY), tuner.ask(KEY)
+        time_us = float(TIMES[action]) * noise(call)
+        if action == incumbent:
+            level.append(time_us)
+        else:
+            waits += [call - lost[action]] if action in lost else []
+            lost.pop(action, None)
+            if time_us > median(level):
+                lost[action] = call
+        tuner.tell(KEY, time_us)
+        if tuner.best(KEY) != incumbent:
+            lost.clear()
+            level.clear()
+    assert len(waits) > 5
+    assert min(waits) >= Rules().watch_calls
 
 
 def test_one_straggler_does_not_throw_out_the_best() -> None:
