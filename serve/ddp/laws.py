@@ -112,7 +112,7 @@ class Decision:
     """What all ranks do in a step, and the share of values sent.
 
     Bytes are what one rank receives: 2(N-1)/N of the payload in an all-reduce of N ranks, N-1
-    payloads in an all-gather. In a ring it sends as many.
+    payloads in an all-gather. In a ring it sends as many. Sparse has both.
     """
 
     method: Method
@@ -120,18 +120,21 @@ class Decision:
     quantised: bool = False
 
     def count(self, numel: int) -> int:
-        """Values of a bucket that a rank sends when sparse."""
+        """Values of a bucket that are sent when sparse."""
         return min(numel, max(1, math.ceil(self.ratio * numel)))
 
-    def payload_bytes(self, numel: int) -> int:
-        """Bytes of positions and values that a rank sends when sparse, in whole words."""
-        each = INDEX_BYTES + (HALF_BYTES if self.quantised else SINGLE_BYTES)
-        return math.ceil(self.count(numel) * each / INDEX_BYTES) * INDEX_BYTES
+    def proposed(self, numel: int, ranks: int) -> int:
+        """Positions of a bucket that each rank proposes when sparse."""
+        return math.ceil(self.count(numel) / ranks)
 
-    def wire_bytes(self, numel: int, element_bytes: int, ranks: int) -> float:
-        """Bytes of a bucket; `element_bytes` is of the gradient's own type."""
+    def wire_bytes(
+        self, numel: int, element_bytes: int, ranks: int, count: int | None = None
+    ) -> float:
+        """Bytes of a bucket; `element_bytes` is of the gradient's own type, `count` values sent."""
         if self.method is Method.SPARSE:
-            return float((ranks - 1) * self.payload_bytes(numel))
+            each = HALF_BYTES if self.quantised else SINGLE_BYTES
+            values = 2.0 / ranks * (self.count(numel) if count is None else count) * each
+            return (ranks - 1) * (values + INDEX_BYTES * self.proposed(numel, ranks))
         each = min(HALF_BYTES, element_bytes) if self.method is Method.FP16 else element_bytes
         return 2.0 * (ranks - 1) / ranks * numel * each
 
@@ -158,8 +161,10 @@ class Interval:
     compute_s: float | None = None
     #: From the first bucket's launch to the last one's.
     overlap_s: float | None = None
-    #: Selecting, packing and adding up.
+    #: Selecting, packing and writing.
     codec_s: float | None = None
+    #: Segments that TCP sent again. Agreed: the most of a rank.
+    lost: float | None = None
     #: L2 norm of the mean gradient.
     norm: float | None = None
 
@@ -240,13 +245,14 @@ class PaperLaw(Law):
         if interval.transfer_s is not None:
             time_us = interval.transfer_s * 1e6
             self.sense.add(interval.wire_bytes, time_us)
-            self._ratio = self._next(interval.wire_bytes, time_us)
+            self._ratio = self._next(interval.wire_bytes, time_us, bool(interval.lost))
         self.decision = self._quantised(interval.norm)
 
-    def _next(self, size_bytes: float, rtt_us: float) -> float:
+    def _next(self, size_bytes: float, rtt_us: float, lost: bool) -> float:
         rtprop_us, bdp = self.sense.rtprop.value or rtt_us, self.sense.bdp_bytes or 0.0
         if self._starting:
-            self._starting = rtt_us <= self._set.excessive_rtt * rtprop_us and self._ratio < 1.0
+            excessive = lost or rtt_us > self._set.excessive_rtt * rtprop_us
+            self._starting = not excessive and self._ratio < 1.0
             if self._starting:
                 return min(1.0, self._ratio + self._set.beta1)
         if size_bytes > self._set.bdp_share * bdp:

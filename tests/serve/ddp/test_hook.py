@@ -105,7 +105,7 @@ def test_four_ranks_with_different_clocks_and_delays_agree_on_each_step(
     if mode == "model":
         assert len({method for method, *_ in decisions[0]}) > 1
     else:
-        assert len({ratio for _, ratio, *_ in decisions[0]}) > 10
+        assert len({ratio for _, ratio, *_ in decisions[0]}) > 5
 
 
 class Branches(nn.Module):
