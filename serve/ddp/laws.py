@@ -29,8 +29,9 @@ class Settings:
     start_ratio: float = 0.01
     min_ratio: float = 0.005
 
-    #: Mode model: communication may take what backward hides (first bucket's launch to last) and
-    #: this share of compute and compressing: the slowdown against an endlessly fast network.
+    #: Mode model: communication may take what backward hides (first bucket's launch to last), the
+    #: latency, which a smaller ratio does not shorten, and this share of compute, compressing and
+    #: latency: the slowdown against an endlessly fast network.
     slowdown: float = 0.15
     #: Mode model: steps in the median B. Three of five must be new to change it.
     bandwidth_window: int = 5
@@ -350,8 +351,9 @@ class ModelLaw(Law):
 
     def budget_s(self, method: Method) -> float:
         """What communication may take in a step; see `Settings.slowdown`."""
-        alone_s = self._value("compute_s") + self._codec_s(method)
-        return self._value("overlap_s") + self._set.slowdown * alone_s
+        latency_s = self._value("latency_s")
+        alone_s = self._value("compute_s") + self._codec_s(method) + latency_s
+        return self._value("overlap_s") + self._set.slowdown * alone_s + latency_s
 
     def _codec_s(self, method: Method) -> float:
         return self._value(f"codec_{method}_s")
