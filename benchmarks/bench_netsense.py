@@ -2,9 +2,8 @@
 
     python benchmarks/bench_netsense.py [PART]...   without a name all, half an hour
 
-Eight workers (netsense_worker.py) on gloo, in namespaces of one machine on a bridge; tbf shapes two
-links (section 5.2). Steps are kept in out/bench/netsense-steps.json, part by part; figures of all
-parts that were run go to out/bench/netsense.json. Needs root and iproute2.
+Eight workers on gloo in namespaces of one machine, on a bridge; tbf shapes two links (section 5.2).
+Parts that were run are kept in out/bench/netsense-steps.json. Needs root and iproute2.
 
     accuracy    all methods that do not adapt train a convolutional net on digits, seed by seed, not
                 shaped, since what they compute does not depend on it (Table 1: accuracy)
@@ -12,7 +11,7 @@ parts that were run go to out/bench/netsense.json. Needs root and iproute2.
     adaptive    NetSense trains under each rate
     throughput  step times of a net of 46 MB at 200, 500, 800 Mbit/s and not shaped (scenario 1)
     changing    46 MB: 2,000 to 200 Mbit/s on all links, steps until NetSense has settled (scenario
-                2); 500 Mbit/s with a competitor every other ten steps (scenario 3)
+                2); 500 Mbit/s with a competitor every other eight steps (scenario 3)
 
 Digits' links are slower by as much as the net is smaller than ResNet-18 (46.2 MB): "200" is 1.55
 Mbit/s. Intervals are of 95 % over seeds (5; FULL=1: 10), which draw the halves of the images, the
@@ -29,7 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, median
 from typing import IO, Any, Final, Self
@@ -39,117 +38,95 @@ from netsense_worker import BATCH, OURS
 
 RANKS: Final = 8
 STEPS: Final = OUT / "netsense-steps.json"
+WORKER: Final = Path(__file__).with_name("netsense_worker.py")
 RATES: Final = (200, 500, 800)
 #: The digits' net has 89,546 parameters; the paper's ResNet-18 46.2 MB.
 SCALE: Final = 4 * 89_546 / 46.2e6
-BOTTLENECKS: Final = (0, 1)
 SEEDS: Final = range(10 if os.environ.get("FULL") else 5)
 RIVALS: Final = ("allreduce", "topk-0.1", "topk-0.005", "fp16")
 STATIC: Final = (*RIVALS, "static-0.01", "static-0.03", "static-0.1")
-#: Steps of a training on digits (20 times through the images), and between tests.
+#: Steps of a training on digits, 20 epochs, and between tests.
 TRAINING: Final = (280, 14)
 #: Steps that are timed, and how many of the last count; an adaptive method has to find its ratio.
 TIMED: Final = (6, 4)
 ADAPTIVE: Final = (36, 16)
-LEVEL_STEPS: Final = 40
+LEVEL_STEPS, TURN_STEPS = 40, 8
 DEGRADING: Final = (2000, 1000, 500, 200)
-COMPETITOR_STEPS: Final = 10
-TARGET_POINTS: Final = 0.5
-_PORT: Final = 29_511
-WORKER: Final = Path(__file__).with_name("netsense_worker.py")
 
 
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
+def _run(command: str, *, check: bool = True) -> None:
+    subprocess.run(command.split(), check=check, capture_output=True)
 
 
 class Network:
-    """`ranks` namespaces on a bridge; names hold this process's id, and all is taken away again."""
+    """Namespaces on a bridge; names hold this process's id, and all is taken away again."""
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
-        self._tag = f"ns{os.getpid()}"
-        self._switch = f"{self._tag}sw"
-        self._nodes = [self.node(rank) for rank in range(ranks)]
-
-    def node(self, rank: int) -> str:
-        """The namespace of a rank."""
-        return f"{self._tag}n{rank}"
+    def __init__(self) -> None:
+        self._switch = f"ns{os.getpid()}sw"
+        self.nodes = [f"ns{os.getpid()}n{rank}" for rank in range(RANKS)]
+        self._started: list[subprocess.Popen[bytes]] = []
 
     def address(self, rank: int) -> str:
-        """Its address."""
+        """Of a rank."""
         return f"10.79.0.{rank + 1}"
 
     def __enter__(self) -> Self:
-        _run("ip", "netns", "add", self._switch)
-        _run("ip", "-n", self._switch, "link", "add", "br0", "type", "bridge")
-        _run("ip", "-n", self._switch, "link", "set", "br0", "up")
-        for number, name in enumerate(self._nodes):
-            self._add(name, number)
+        _run(f"ip netns add {self._switch}")
+        _run(f"ip -n {self._switch} link add br0 type bridge")
+        _run(f"ip -n {self._switch} link set br0 up")
+        for rank, name in enumerate(self.nodes):
+            outside = f"{name}o"
+            _run(f"ip netns add {name}")
+            _run(f"ip link add {name}i type veth peer name {outside}")
+            _run(f"ip link set {name}i netns {name}")
+            _run(f"ip link set {outside} netns {self._switch}")
+            _run(f"ip -n {self._switch} link set {outside} master br0 up")
+            _run(f"ip -n {name} link set {name}i name eth0")
+            _run(f"ip -n {name} addr add {self.address(rank)}/24 dev eth0")
+            for device in ("eth0", "lo"):
+                _run(f"ip -n {name} link set {device} up")
         return self
 
-    def _add(self, name: str, number: int) -> None:
-        inside, outside = f"{name}i"[-15:], f"{name}o"[-15:]
-        _run("ip", "netns", "add", name)
-        _run("ip", "link", "add", inside, "type", "veth", "peer", "name", outside)
-        _run("ip", "link", "set", inside, "netns", name)
-        _run("ip", "link", "set", outside, "netns", self._switch)
-        _run("ip", "-n", self._switch, "link", "set", outside, "master", "br0", "up")
-        _run("ip", "-n", name, "link", "set", inside, "name", "eth0")
-        _run("ip", "-n", name, "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
-        for device in ("eth0", "lo"):
-            _run("ip", "-n", name, "link", "set", device, "up")
-
-    def shape(self, mbit_per_s: float | None, links: Sequence[int]) -> None:
+    def shape(self, mbit_per_s: float | None, links: Sequence[int] = (0, 1)) -> None:
         """Give the links of these ranks a rate in both directions, and all others none."""
-        for rank in range(self.ranks):
-            name = self.node(rank)
-            ends = ((name, "eth0"), (self._switch, f"{name}o"[-15:]))
-            for namespace, device in ends:
-                at = ("tc", "-n", namespace, "qdisc")
-                if mbit_per_s is None or rank not in links:
-                    # An error says that there was none.
-                    subprocess.run(
-                        [*at, "del", "dev", device, "root"], check=False, capture_output=True
-                    )
-                else:
-                    # As much of 256 kB and of 50 ms as whole packets allow.
-                    burst, queue = 1280 * mbit_per_s, 6250 * mbit_per_s
-                    shaped = {"burst": max(3_000, burst), "limit": max(64_000, queue)}
-                    sizes = [each for n, v in shaped.items() for each in (n, f"{v:.0f}")]
-                    rate = ("tbf", "rate", f"{mbit_per_s * 1e3:.0f}kbit", *sizes)
-                    _run(*at, "replace", "dev", device, "root", *rate)
+        for rank, name in enumerate(self.nodes):
+            for at, device in ((name, "eth0"), (self._switch, f"{name}o")):
+                # An error says that there was none.
+                _run(f"tc -n {at} qdisc del dev {device} root", check=False)
+                if mbit_per_s is not None and rank in links:
+                    # 256 kB at 200 Mbit/s and 50 ms of queue, or what whole packets need.
+                    sizes = max(3_000, 1280 * mbit_per_s), max(64_000, 6250 * mbit_per_s)
+                    rate = f"{1e3 * mbit_per_s:.0f}kbit burst {sizes[0]:.0f} limit {sizes[1]:.0f}"
+                    _run(f"tc -n {at} qdisc add dev {device} root tbf rate {rate}")
+
+    def start(self, rank: int, options: str, **more: Any) -> subprocess.Popen[bytes]:
+        """A worker in the namespace of a rank."""
+        path = f"{WORKER.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        settings = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        command = ["ip", "netns", "exec", self.nodes[rank], sys.executable, "-P", str(WORKER)]
+        command += options.split()
+        self._started.append(subprocess.Popen(command, env=os.environ | settings, **more))
+        return self._started[-1]
 
     def __exit__(self, *_: object) -> None:
-        for name in (*self._nodes, self._switch):
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        for process in self._started:
+            process.kill()
+            process.wait()
+        for name in (*self.nodes, self._switch):
+            _run(f"ip netns del {name}", check=False)
 
 
 class Job:
     """The workers, one in each namespace; they do phase after phase."""
 
-    def __init__(self, network: Network, log: Path) -> None:
-        self._network = network
-        self._log: IO[bytes] = log.open("wb")
-        self._workers: list[subprocess.Popen[bytes]] = []
-
-    def __enter__(self) -> Self:
-        master = f"tcp://{self._network.address(0)}:{_PORT}"
-        for rank in range(self._network.ranks):
-            command = ["ip", "netns", "exec", self._network.node(rank), sys.executable, "-P"]
-            command += [str(WORKER), "--rank", str(rank), "--ranks", str(self._network.ranks)]
-            path = f"{WORKER.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-            settings = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-            self._workers.append(
-                subprocess.Popen(
-                    [*command, "--master", master],
-                    env=os.environ | settings,
-                    stdin=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                    stdout=subprocess.PIPE if rank == 0 else self._log,
-                    stderr=self._log,
-                )
-            )
-        return self
+    def __init__(self, network: Network, log: IO[bytes]) -> None:
+        common = f"--ranks {RANKS} --master tcp://{network.address(0)}:29511 --rank"
+        ends = [{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}]
+        ends += [{"stdin": subprocess.DEVNULL, "stdout": log}] * (RANKS - 1)  # type: ignore[list-item]
+        self._workers = [
+            network.start(rank, f"{common} {rank}", stderr=log, **end)
+            for rank, end in enumerate(ends)
+        ]
 
     def run(self, **phase: Any) -> list[dict[str, Any]]:
         """What rank 0 said of each step of a phase."""
@@ -164,29 +141,12 @@ class Job:
             if told.get("end"):
                 return found
             found.append(told)
-        raise RuntimeError(f"the workers ended in phase {phase}: see {self._log.name}")
-
-    def __exit__(self, *_: object) -> None:
-        first = self._workers[0]
-        with suppress(OSError):
-            if first.stdin is not None:
-                first.stdin.write(b"null\n")
-                first.stdin.close()
-        for worker in self._workers:
-            try:
-                worker.wait(10.0)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
-        self._log.close()
+        raise RuntimeError(f"the workers ended in phase {phase}: see netsense.log")
 
 
 Steps = Sequence[Mapping[str, Any]]
 Kept = dict[str, Any]
 Figures = dict[str, float | int | str | None]
-
-
-# --- what is run ---
 
 
 def accuracy(_: Network, job: Job) -> Kept:
@@ -200,29 +160,28 @@ def _train(job: Job, method: str, seed: int) -> list[dict[str, Any]]:
     return job.run(method=method, seed=seed, steps=steps, **phase)
 
 
+def _scaled(network: Network) -> Iterator[str]:
+    for rate in RATES:
+        network.shape(rate * SCALE)
+        yield str(rate)
+
+
 def rates(network: Network, job: Job) -> Kept:
     """By rate and method: a few steps."""
-    found: Kept = {}
-    for rate in RATES:
-        network.shape(rate * SCALE, BOTTLENECKS)
-        found[str(rate)] = {m: job.run(model="digits", method=m, steps=TIMED[0]) for m in STATIC}
-    return found
+    few = {"model": "digits", "steps": TIMED[0]}
+    return {r: {m: job.run(method=m, **few) for m in STATIC} for r in _scaled(network)}
 
 
 def adaptive(network: Network, job: Job) -> Kept:
     """By rate: each seed's training."""
-    found: Kept = {}
-    for rate in RATES:
-        network.shape(rate * SCALE, BOTTLENECKS)
-        found[str(rate)] = [_train(job, OURS, seed) for seed in SEEDS]
-    return found
+    return {r: [_train(job, OURS, seed) for seed in SEEDS] for r in _scaled(network)}
 
 
 def throughput(network: Network, job: Job) -> Kept:
     """By rate and method: a few steps."""
     found: Kept = {}
     for rate in (*RATES, None):
-        network.shape(rate, BOTTLENECKS)
+        network.shape(rate)
         runs = dict.fromkeys((*RIVALS, "static-0.01"), TIMED[0]) | {OURS: ADAPTIVE[0]}
         found[str(rate)] = {m: job.run(model="wide", method=m, steps=n) for m, n in runs.items()}
     return found
@@ -235,13 +194,13 @@ def changing(network: Network, job: Job) -> Kept:
         network.shape(rate, range(RANKS))
         told = job.run(model="wide", method=OURS, steps=LEVEL_STEPS, keep=level > 0)
         found["degrading"].append(told)
-    network.shape(500, BOTTLENECKS)
+    network.shape(500)
     for method in (OURS, "allreduce", "topk-0.1"):
         steps: list[Any] = []
-        for turn in range(4 if method == OURS else 2):
+        for turn in range(4):
             with competitor(network, quiet=turn % 2 == 0):
-                count = COMPETITOR_STEPS if method == OURS else TIMED[0]
-                steps.append(job.run(model="wide", method=method, steps=count, keep=turn > 0))
+                few = {"model": "wide", "steps": TURN_STEPS, "keep": turn > 0}
+                steps.append(job.run(method=method, **few))
         found["competitor"][method] = steps
     return found
 
@@ -249,28 +208,21 @@ def changing(network: Network, job: Job) -> Kept:
 @contextmanager
 def competitor(network: Network, *, quiet: bool) -> Iterator[None]:
     """One stream of TCP from the first to the second of the slow links, in place of iperf3."""
-    processes = []
-    for rank, flag in ((1, "--sink"), (0, "--flood")):
-        if not quiet:
-            command = ["ip", "netns", "exec", network.node(rank), sys.executable, "-P", str(WORKER)]
-            processes.append(subprocess.Popen([*command, flag, network.address(1)]))
+    ends = () if quiet else ((1, "--sink"), (0, "--flood"))
+    processes = [network.start(rank, f"{flag} {network.address(1)}") for rank, flag in ends]
     yield
     for process in processes:
         process.kill()
-        process.wait()
 
 
 PARTS: Final = {each.__name__: each for each in (accuracy, rates, adaptive, throughput, changing)}
-
-
-# --- figures: pure, so that they can be made again of kept steps ---
 
 
 def figures_of(kept: Mapping[str, Any]) -> Figures:
     """All figures that the parts in `kept` allow."""
     told = {name: each["steps"] for name, each in kept.items()}
     found: Figures = {"workers": RANKS, "batch_per_worker": BATCH, "steps": TRAINING[0]}
-    found |= {f"minutes_{name}": round(each["minutes"], 1) for name, each in kept.items()}
+    found |= {f"minutes_{name}": each["minutes"] for name, each in kept.items()}
     if "accuracy" in told:
         found |= _accuracies(told["accuracy"], told.get("rates", {}), told.get("adaptive", {}))
     for rate, methods in told.get("throughput", {}).items():
@@ -299,7 +251,7 @@ def _accuracies(static: Kept, timed: Kept, ours: Kept) -> Figures:
         step_s = {r: median(s["seconds"] for s in each[-TIMED[1] :]) for r, each in times.items()}
         runs[method] = trained, {r: [s] * TRAINING[0] for r, s in step_s.items()}
     dense = [_curve(tests)[-1][1] for tests in static["allreduce"]]
-    target = fmean(dense) - TARGET_POINTS
+    target = fmean(dense) - 0.5
     found: Figures = {"seeds": len(dense), "target_accuracy": target}
     reached: dict[str, dict[str, float]] = {}
     for method, (trained, step_s) in runs.items():
@@ -322,9 +274,8 @@ def _accuracies(static: Kept, timed: Kept, ours: Kept) -> Figures:
         for rival, its in reached.get(rate, {}).items():
             found[f"tta_over_{rival}_{rate}"] = its / mine if its < 1e9 > mine else None
         if rate in reached:
-            best = min(reached[rate], key=lambda m, r=rate: reached[r][m])  # type: ignore[misc]
-            found[f"oracle_{rate}"] = best
-            found[f"oracle_over_{OURS}_{rate}"] = mine / reached[rate][best]
+            best, name = min((its, method) for method, its in reached[rate].items())
+            found |= {f"oracle_{rate}": name, f"oracle_over_{OURS}_{rate}": mine / best}
     return found
 
 
@@ -362,7 +313,6 @@ def _throughput(rate: str, methods: Mapping[str, Steps]) -> Figures:
         **{f"wide_over_{m}_{rate}": s / times[OURS] for m, s in times.items() if m != OURS},
         **{f"wide_lost_{m}_{rate}": fmean(step["lost"] for step in s) for m, s in late.items()},
         f"wide_ratio_{rate}": median(step["ratio"] for step in late[OURS]),
-        f"wide_method_{rate}": next(n for n in ("dense", "fp16", "sparse") if late[OURS][-1][n]),
     }
 
 
@@ -385,10 +335,11 @@ def main(names: list[str]) -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     kept = json.loads(STEPS.read_text(encoding="utf-8")) if STEPS.exists() else {}
     # Eight workers take long to start: one job does all parts.
-    with Network(RANKS) as network, Job(network, OUT / "netsense.log") as job:
+    with (OUT / "netsense.log").open("wb") as to, Network() as network:
+        job = Job(network, to)
         for name in names or list(PARTS):
             start = time.monotonic()
-            network.shape(None, ())
+            network.shape(None)
             steps = PARTS[name](network, job)
             kept[name] = {"steps": steps, "minutes": (time.monotonic() - start) / 60.0}
             STEPS.write_text(json.dumps(kept), encoding="utf-8")
