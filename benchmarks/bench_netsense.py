@@ -146,7 +146,7 @@ class Job:
 
 Steps = Sequence[Mapping[str, Any]]
 Kept = dict[str, Any]
-Figures = dict[str, float | int | str | None]
+Figures = dict[str, Any]
 
 
 def accuracy(_: Network, job: Job) -> Kept:
@@ -252,7 +252,8 @@ def _accuracies(static: Kept, timed: Kept, ours: Kept) -> Figures:
         runs[method] = trained, {r: [s] * TRAINING[0] for r, s in step_s.items()}
     dense = [_curve(tests)[-1][1] for tests in static["allreduce"]]
     target = fmean(dense) - 0.5
-    found: Figures = {"seeds": len(dense), "target_accuracy": target}
+    known = {"methods": [*static], "rates": [*map(int, ours)]}
+    found: Figures = {"seeds": len(dense), "target_accuracy": target, **known}
     reached: dict[str, dict[str, float]] = {}
     for method, (trained, step_s) in runs.items():
         found |= _finals(method, trained, dense)
