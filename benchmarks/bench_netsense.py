@@ -121,8 +121,8 @@ class Job:
 
     def __init__(self, network: Network, log: IO[bytes]) -> None:
         common = f"--ranks {RANKS} --master tcp://{network.address(0)}:29511 --rank"
-        ends = [{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}]
-        ends += [{"stdin": subprocess.DEVNULL, "stdout": log}] * (RANKS - 1)  # type: ignore[list-item]
+        ends: list[Any] = [{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}]
+        ends += [{"stdin": subprocess.DEVNULL, "stdout": log}] * (RANKS - 1)
         self._workers = [
             network.start(rank, f"{common} {rank}", stderr=log, **end)
             for rank, end in enumerate(ends)
@@ -146,7 +146,6 @@ class Job:
 
 Steps = Sequence[Mapping[str, Any]]
 Kept = dict[str, Any]
-Figures = dict[str, Any]
 
 
 def accuracy(_: Network, job: Job) -> Kept:
@@ -199,8 +198,7 @@ def changing(network: Network, job: Job) -> Kept:
         steps: list[Any] = []
         for turn in range(4):
             with competitor(network, quiet=turn % 2 == 0):
-                few = {"model": "wide", "steps": TURN_STEPS, "keep": turn > 0}
-                steps.append(job.run(method=method, **few))
+                steps += [job.run(model="wide", method=method, steps=TURN_STEPS, keep=turn > 0)]
         found["competitor"][method] = steps
     return found
 
@@ -218,10 +216,10 @@ def competitor(network: Network, *, quiet: bool) -> Iterator[None]:
 PARTS: Final = {each.__name__: each for each in (accuracy, rates, adaptive, throughput, changing)}
 
 
-def figures_of(kept: Mapping[str, Any]) -> Figures:
+def figures_of(kept: Mapping[str, Any]) -> Kept:
     """All figures that the parts in `kept` allow."""
     told = {name: each["steps"] for name, each in kept.items()}
-    found: Figures = {"workers": RANKS, "batch_per_worker": BATCH, "steps": TRAINING[0]}
+    found: Kept = {"workers": RANKS, "batch_per_worker": BATCH, "steps": TRAINING[0]}
     found |= {f"minutes_{name}": each["minutes"] for name, each in kept.items()}
     if "accuracy" in told:
         found |= _accuracies(told["accuracy"], told.get("rates", {}), told.get("adaptive", {}))
@@ -243,7 +241,7 @@ def _curve(tests: Steps) -> list[tuple[int, float]]:
     return [(step["step"], 100.0 * step["accuracy"]) for step in tests if "accuracy" in step]
 
 
-def _accuracies(static: Kept, timed: Kept, ours: Kept) -> Figures:
+def _accuracies(static: Kept, timed: Kept, ours: Kept) -> Kept:
     """Of trainings on digits, by method, or method and rate."""
     runs: dict[str, tuple[list[Steps], dict[str, list[float]]]] = {}
     for method, trained in static.items():
@@ -253,7 +251,7 @@ def _accuracies(static: Kept, timed: Kept, ours: Kept) -> Figures:
     dense = [_curve(tests)[-1][1] for tests in static["allreduce"]]
     target = fmean(dense) - 0.5
     known = {"methods": [*static], "rates": [*map(int, ours)]}
-    found: Figures = {"seeds": len(dense), "target_accuracy": target, **known}
+    found: Kept = {"seeds": len(dense), "target_accuracy": target, **known}
     reached: dict[str, dict[str, float]] = {}
     for method, (trained, step_s) in runs.items():
         found |= _finals(method, trained, dense)
@@ -264,8 +262,8 @@ def _accuracies(static: Kept, timed: Kept, ours: Kept) -> Figures:
     for rate, trained in ours.items():
         name = f"{OURS}_{rate}"
         found |= _finals(name, trained, dense)
-        seconds = [[step["seconds"] for step in tests] for tests in trained]
-        found |= _times(name, trained, seconds, target)
+        took = [[step["seconds"] for step in tests] for tests in trained]
+        found |= _times(name, trained, took, target)
         found[f"ratio_{rate}"] = median(s["ratio"] for tests in trained for s in tests[-100:])
         found[f"steps_with_loss_{rate}"] = fmean(s["lost"] > 0 for t in trained for s in t)
         found[f"settled_{rate}"] = median(
@@ -280,7 +278,7 @@ def _accuracies(static: Kept, timed: Kept, ours: Kept) -> Figures:
     return found
 
 
-def _finals(name: str, trained: Sequence[Steps], dense: Sequence[float]) -> Figures:
+def _finals(name: str, trained: Sequence[Steps], dense: Sequence[float]) -> Kept:
     finals = [_curve(tests)[-1][1] for tests in trained]
     gaps = [of_dense - final for of_dense, final in zip(dense, finals, strict=False)]
     return {**student(finals, f"accuracy_{name}"), **student(gaps, f"gap_points_{name}")}
@@ -288,7 +286,7 @@ def _finals(name: str, trained: Sequence[Steps], dense: Sequence[float]) -> Figu
 
 def _times(
     name: str, trained: Sequence[Steps], seconds: Sequence[Sequence[float]], target: float
-) -> Figures:
+) -> Kept:
     """To accuracy, and until it stays; None where a seed's training does not get there."""
     firsts, lasts = [], []
     for tests, took in zip(trained, seconds, strict=True):
@@ -298,7 +296,7 @@ def _times(
         stays = below[-1] + 1 if below else 0
         lasts.append(curve[stays][0] if stays < len(curve) else None)
     samples = [RANKS * BATCH * len(took) / sum(took) for took in seconds]
-    found: Figures = {f"samples_per_s_{name}": fmean(samples)}
+    found: Kept = {f"samples_per_s_{name}": fmean(samples)}
     for word, times in (("tta_s", firsts), ("convergence_s", lasts)):
         known = [each for each in times if each is not None]
         found[f"{word}_reached_{name}"] = len(known)
@@ -306,7 +304,7 @@ def _times(
     return found
 
 
-def _throughput(rate: str, methods: Mapping[str, Steps]) -> Figures:
+def _throughput(rate: str, methods: Mapping[str, Steps]) -> Kept:
     late = {m: s[-(ADAPTIVE if m == OURS else TIMED)[1] :] for m, s in methods.items()}
     times = {m: median(float(step["seconds"]) for step in steps) for m, steps in late.items()}
     return {

@@ -69,7 +69,7 @@ def train(model: DistributedDataParallel, rank: int, device: torch.device) -> li
         start = time.monotonic()
         optimizer.zero_grad()
         loss = ((model(inputs) - inputs) ** 2).mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         float(loss.detach())
         took.append(time.monotonic() - start)

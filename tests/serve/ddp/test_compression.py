@@ -58,7 +58,7 @@ def test_ranks_propose_the_largest_of_shares_that_are_a_bucket_together() -> Non
     assert len(set(places.tolist())) == len(places) == 32
     # In its share of each parameter, and so of another order of parameters the same.
     order = (2, 0, 1)
-    parts = dict(zip("abc", residual.split([n for _, n in LAYOUT]), strict=True))
+    parts = dict(zip("abc", torch.split(residual, [n for _, n in LAYOUT]), strict=True))
     moved = tuple(LAYOUT[i] for i in order)
     other = torch.cat([parts[name] for name, _ in moved])
     begins = {"c": 0, "a": 298, "b": 998}
