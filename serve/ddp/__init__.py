@@ -254,8 +254,8 @@ class NetSense:
     Args:
         model: the model whose gradients are exchanged; its process group is used.
         settings: every constant; by default mode "model".
-        optimizer: SGD, whose rate falls: what is owed is sent at the rate of the step that computed
-            it. The first parameter group's rate counts.
+        optimizer: SGD without momentum, whose rate falls: what is owed is sent at the rate of the
+            step that computed it. The first parameter group's rate counts.
         report: called as `report(stats, step)` after every step, on this rank's own thread;
             `mlflow.log_metrics` fits.
         clock: where times come from; by default the host's for gloo and the GPU's for NCCL.
@@ -289,7 +289,12 @@ class NetSense:
             DeviceClock() if dist.get_backend(self._group) == "nccl" else HostClock()
         )
         self._report = report
-        self._residuals = Residuals()
+        self._residuals, self._velocities = Residuals(), Residuals()
+        if optimizer and optimizer.param_groups[0].get("momentum"):
+            raise UserError(
+                f"the optimizer has momentum {optimizer.param_groups[0]['momentum']:g}: give it 0, "
+                f"and the hook Settings(momentum=...), which corrects for values that come late"
+            )
         self._optimizer = optimizer
         #: The learning rate of the step before, 0 for none.
         self._rate = 0.0
@@ -319,6 +324,9 @@ class NetSense:
         self._step.buckets.append(marks)
         gradient, decision = bucket.buffer(), self._step.decision
         layout = self._layout(bucket)
+        if self.settings.momentum and bool(torch.isfinite(gradient.sum())):
+            velocity = self._velocities.of(layout, gradient.device)
+            gradient.copy_(velocity.mul_(self.settings.momentum).add_(gradient))
         if decision.method is Method.SPARSE:
             return self._sparse(bucket, layout, marks)
         self._step.wire_bytes += decision.wire_bytes(
@@ -361,6 +369,8 @@ class NetSense:
         kept = pruning.kept(bucket.parameters(), decision, self._steps)
         if bool(torch.isfinite(gradient.sum())):
             sent = take(gradient, owed, places, decision, ranks, kept)
+            if self.settings.momentum:
+                self._velocities.of(layout, device)[places] = 0.0
         else:
             # Every rank then sees it, as a GradScaler needs, and nothing is owed of it.
             kind = torch.float16 if decision.quantised else torch.float32
@@ -499,6 +509,7 @@ class NetSense:
             "told": plain(self._told),
             "last": plain(replace(self._last, norm=norm)),
             "error_feedback": self._residuals.state(),
+            "velocity": self._velocities.state(),
             "rate": self._rate,
             "places": self._places.state(),
         }
@@ -519,6 +530,7 @@ class NetSense:
                 f"make it with Settings(**state['settings'])"
             )
         self._residuals.restore(state["error_feedback"], self._sizes)
+        self._velocities.restore(state["velocity"], self._sizes)
         self._law.restore(state["law"])
         self._places.restore(state["places"])
         self._rate = state["rate"]

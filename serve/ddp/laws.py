@@ -61,6 +61,10 @@ class Settings:
     #: and 0 in mode model: no help is shown. Biases and norms stay: many begin at 0.
     pruning: float | None = None
 
+    #: SGD's momentum, which the optimizer then must not have: each rank keeps its velocity, owes it
+    #: in place of the gradient, and ends it where values were sent (Lin et al. 2018, section 3).
+    momentum: float = 0.0
+
     #: Steps in the windows of BtlBw, and of RTprop and the latency L.
     btlbw_window: int = BTLBW_WINDOW
     rtprop_window: int = RTPROP_WINDOW
@@ -71,7 +75,7 @@ class Settings:
         for name in ("start_ratio", "min_ratio", "alpha", "bdp_share"):
             _check(name, getattr(self, name), 0.0, 1.0, above=True)
         _check("pruning", self.pruning_scale, 0.0, 1.0)
-        for name in ("dead_band", "switch_gain"):
+        for name in ("dead_band", "switch_gain", "momentum"):
             _check(name, getattr(self, name), 0.0, 1.0)
         for name in ("slowdown", "beta1", "beta2", "tr_q", "tr_d"):
             _check(name, getattr(self, name), 0.0, float("inf"))
