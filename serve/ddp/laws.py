@@ -25,9 +25,11 @@ class Settings:
 
     #: "model" fits time = L + bytes/B and fills a budget; "paper" is Algorithm 1.
     mode: Mode = "model"
-    #: Share of values that the first step sends, and the smallest. Paper: the same.
+    #: Share of values that the first step sends. Paper: the same.
     start_ratio: float = 0.01
-    min_ratio: float = 0.005
+    #: ... and the smallest. None: 0.005 in mode paper, and 0.02 in mode model, about as many bytes
+    #: between eight ranks as 0.003 of an all-gather.
+    min_ratio: float | None = None
 
     #: Mode model: communication may take what backward hides (first bucket's launch to last), the
     #: latency, which a smaller ratio does not shorten, and this share of compute, compressing and
@@ -72,8 +74,9 @@ class Settings:
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
             raise UnknownName("mode", self.mode, get_args(Mode))
-        for name in ("start_ratio", "min_ratio", "alpha", "bdp_share"):
+        for name in ("start_ratio", "alpha", "bdp_share"):
             _check(name, getattr(self, name), 0.0, 1.0, above=True)
+        _check("min_ratio", self.least_ratio, 0.0, 1.0, above=True)
         _check("pruning", self.pruning_scale, 0.0, 1.0)
         for name in ("dead_band", "switch_gain", "momentum"):
             _check(name, getattr(self, name), 0.0, 1.0)
@@ -83,6 +86,13 @@ class Settings:
         _check("excessive_rtt", self.excessive_rtt, 1.0, float("inf"))
         for name in ("bandwidth_window", "compute_window", "btlbw_window", "rtprop_window"):
             _check(name, getattr(self, name), 1, float("inf"))
+
+    @property
+    def least_ratio(self) -> float:
+        """`min_ratio`, None resolved."""
+        if self.min_ratio is None:
+            return 0.005 if self.mode == "paper" else 0.02
+        return self.min_ratio
 
     @property
     def pruning_scale(self) -> float:
@@ -261,7 +271,7 @@ class PaperLaw(Law):
             if self._starting:
                 return min(1.0, self._ratio + self._set.beta1)
         if size_bytes > self._set.bdp_share * bdp:
-            return max(self._set.min_ratio, self._ratio * self._set.alpha)
+            return max(self._set.least_ratio, self._ratio * self._set.alpha)
         return min(1.0, self._ratio + self._set.beta2)
 
     def _quantised(self, norm: float | None) -> Decision:
@@ -402,7 +412,7 @@ class ModelLaw(Law):
         """The ratio at which `whole`, of ratio 1, fits the budget."""
         room_s = max(0.0, self.budget_s(whole.method) - self._value("latency_s"))
         room = room_s * self._got(Method.SPARSE)
-        return min(1.0, max(self._set.min_ratio, room / self._gradient.wire_bytes(whole)))
+        return min(1.0, max(self._set.least_ratio, room / self._gradient.wire_bytes(whole)))
 
 
 def make_law(settings: Settings, gradient: Gradient) -> Law:

@@ -138,7 +138,7 @@ def test_algorithm_1_stays_near_its_floor_where_rtt_is_the_transfers_own_time() 
 def test_mode_model_sends_more_where_the_network_is_faster() -> None:
     ratios = [model_ratio(rate).ratio for rate in (200, 500, 800, 2000)]
     assert ratios == sorted(set(ratios))
-    assert ratios[0] > 0.005
+    assert ratios[0] > 0.02
     assert model_ratio(20_000) == DENSE
 
 
@@ -163,8 +163,8 @@ def test_mode_model_reaches_its_new_ratio_within_20_steps_of_a_change(
 
 def test_latency_above_the_budget_does_not_drive_mode_model_to_its_least_ratio() -> None:
     """A thousandth of the ratio would take as long: here 100 ms, with 17 ms of compute."""
-    link = Link(200, latency_s=0.1, compute_s=0.01, overlap_s=0.0, codec_s=0.007)
-    assert follow(make_law(Settings(), RESNET18), [link] * 40)[-1].ratio > 0.005
+    link = Link(2000, latency_s=0.1, compute_s=0.01, overlap_s=0.0, codec_s=0.007)
+    assert follow(make_law(Settings(), RESNET18), [link] * 40)[-1].ratio > 0.05
 
 
 def test_one_slow_step_does_not_move_mode_model() -> None:
