@@ -1,45 +1,48 @@
 """One rank of bench_netsense's job: takes phases from rank 0's stdin, prints a line for each step.
 
-The model is a residual network of fully connected layers: 46.3 MB of gradients, as many as
-ResNet-18 has (NetSenseML, section 5.3: 46.2 MB), in three of DDP's buckets, and little arithmetic.
-The data are drawn by scikit-learn's `make_classification`: ten classes of two clusters each, 64
-features of which 24 tell something. Top-k is the usual one: 32-bit values, error feedback.
+A phase is a JSON object: model, method, steps, seed, and whether the model of the phase before goes
+on (`keep`); `schedule` is the number of steps over which the learning rate falls to 0, and
+`test_every` after how many steps the test set is looked at.
 
-A phase is a JSON object: method, steps, and whether the model of the phase before goes on (`keep`);
-`schedule` is the number of steps over which the learning rate falls to 0, and `test_every` after
-how many steps the test set is looked at.
+digits  scikit-learn's 1,797 images of 8 x 8; by seed one half for training and one for the test.
+        Three convolutions and two linear layers, 0.36 MB of gradients, batches of 8 a rank.
+wide    residual, fully connected: 46.3 MB of gradients, as ResNet-18's (NetSenseML, section 5.3:
+        46.2 MB), in three of DDP's buckets, and little arithmetic; numbers at random, for times.
+
+`topk-K` is the usual one: each rank's own largest in 32 bits, by an all-gather, with error
+feedback; `static-K` is NetSense's exchange at a ratio that stays.
 """
 
 import argparse
 import gc
 import json
+import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from sklearn.datasets import make_classification
+from sklearn.datasets import load_digits
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from dynamiccl.serve.ddp import NetSense, Settings, netsense_hook
-from dynamiccl.serve.ddp.compression import add_up, compress
-from dynamiccl.serve.ddp.laws import DENSE, FP16, Decision, Method
+from dynamiccl.serve.ddp import HostClock, NetSense, Settings, netsense_hook, sent_again
+from dynamiccl.serve.ddp.compression import largest
 
-FEATURES: Final = 64
-CLASSES: Final = 10
-TRAIN: Final = 20_000
-TEST: Final = 4_000
 #: A rank's samples in a step.
-BATCH: Final = 16
-#: Width, and how many blocks.
-SIZE: Final = (1280, 7)
+BATCH: Final = 8
+CLASSES: Final = 10
+#: Features of the wide net, its width, and how many blocks.
+WIDE: Final = (64, 1280, 7)
+LEARNING_RATES: Final = {"digits": 0.5, "wide": 0.1}
+FLOOD_PORT: Final = 29_512
 OURS: Final = "netsense"
-METHODS: Final = ("allreduce", "topk-0.1", "topk-0.005", "fp16", OURS)
+Data = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Block(nn.Module):
@@ -55,36 +58,36 @@ class Block(nn.Module):
         return found
 
 
-def make_model() -> nn.Module:
-    """The model, always the same."""
-    width, depth = SIZE
-    torch.manual_seed(0)
-    blocks = [Block(width) for _ in range(depth)]
-    return nn.Sequential(nn.Linear(FEATURES, width), *blocks, nn.Linear(width, CLASSES))
+def make_model(name: str, seed: int) -> nn.Module:
+    """The same on all ranks."""
+    torch.manual_seed(seed)
+    if name == "wide":
+        features, width, depth = WIDE
+        blocks = [Block(width) for _ in range(depth)]
+        return nn.Sequential(nn.Linear(features, width), *blocks, nn.Linear(width, CLASSES))
+    layers: list[nn.Module] = []
+    for before, after, last in ((1, 16, nn.Identity()), (16, 32, nn.MaxPool2d(2)), (32, 64, None)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), last or nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(1024, 64), nn.ReLU(), nn.Linear(64, CLASSES))
 
 
-def make_data() -> tuple[torch.Tensor, torch.Tensor]:
-    """(24000, 64) standardised features and their classes; the first 20,000 are for training."""
-    features, classes = make_classification(
-        n_samples=TRAIN + TEST,
-        n_features=FEATURES,
-        n_informative=24,
-        n_redundant=8,
-        n_classes=CLASSES,
-        n_clusters_per_class=2,
-        class_sep=2.0,
-        flip_y=0.0,
-        random_state=0,
-    )
-    features = (features - features.mean(0)) / features.std(0)
-    return torch.tensor(features, dtype=torch.float32), torch.tensor(classes)
+def make_data(name: str, seed: int) -> Data:
+    """Inputs and classes for training, then for the test."""
+    if name == "wide":
+        inputs, classes = torch.randn(512, WIDE[0]), torch.randint(0, CLASSES, (512,))
+        return inputs, classes, inputs, classes
+    digits = load_digits()
+    inputs, classes = torch.tensor(digits.images).float()[:, None] / 16, torch.tensor(digits.target)
+    drawn = torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))
+    train, test = drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]
+    return inputs[train], classes[train], inputs[test], classes[test]
 
 
 class TopK:
-    """Error feedback and the k largest, by the kernel that NetSense uses."""
+    """Error feedback and a rank's own k largest."""
 
     def __init__(self, ratio: float, group: dist.ProcessGroup) -> None:
-        self.decision = Decision(Method.SPARSE, ratio)
+        self.ratio = ratio
         self._group = group
         self._residuals: dict[int, torch.Tensor] = {}
         self._turn = 0
@@ -97,12 +100,21 @@ class TopK:
             # DDP makes its buckets anew after the first step, whose rest is dropped here.
             owed = self._residuals[bucket.index()] = torch.zeros_like(gradient)
         self._turn += 1
-        sent = compress(gradient, owed, self.decision, turn=self._turn)
-        gathered = sent.new_empty(ranks * sent.numel())
+        owed.add_(gradient)
+        count = max(1, int(self.ratio * len(owed)))
+        places = largest(owed, count, self._turn)[0]
+        sent = torch.zeros(2 * count, dtype=torch.int32)
+        sent[: len(places)] = places.int()
+        sent[count:].view(torch.float32)[: len(places)] = owed[places]
+        owed[places] = 0.0
+        gathered = sent.new_empty(ranks * len(sent))
 
         def write(future: torch.futures.Future[Any]) -> torch.Tensor:
             future.value()
-            add_up(gathered, self.decision, ranks, gradient)
+            gradient.zero_()
+            for told in gathered.chunk(ranks):
+                values = told[count:].view(torch.float32)
+                gradient.index_add_(0, told[:count], values, alpha=1.0 / ranks)
             return gradient  # type: ignore[no-any-return]
 
         work = dist.all_gather_single(gathered, sent, group=self._group, async_op=True)
@@ -118,42 +130,34 @@ def topk_hook(state: TopK, bucket: Any) -> torch.futures.Future[torch.Tensor]:
 topk_hook.__annotations__.clear()
 
 
-#: What a step tells of itself: of the hook's state, and of what a static method sends.
+#: What a step tells of the hook's state.
 Told = Callable[[], dict[str, float]]
 
 
-def use(method: str, model: DistributedDataParallel) -> Told:
-    """Register the hook of a method; what tells the bytes that a rank received in a step."""
-    group, sizes = model.process_group, [p.numel() for p in model.parameters()]
-    ranks = dist.get_world_size(group)
-    if method == OURS:
-        state = NetSense(model, Settings())
+def use(method: str, model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> Told:
+    """Register the hook of a method; what tells of it."""
+    name, _, ratio = method.partition("-")
+    if name in (OURS, "static", "paper"):
+        settings, clock = Settings(mode="paper" if name == "paper" else "model"), None
+        if ratio:
+            # A clock that stands still measures nothing, so nothing changes.
+            settings, clock = Settings(start_ratio=float(ratio)), HostClock(lambda: 0.0)
+        state = NetSense(model, settings, optimizer=optimizer, clock=clock)
         model.register_comm_hook(state, netsense_hook)
         return state.stats
-    decision = FP16 if method == "fp16" else DENSE
-    if method == "fp16":
+    if name == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    elif method != "allreduce":
-        topk = TopK(float(method.removeprefix("topk-")), group)
-        model.register_comm_hook(topk, topk_hook)
-        decision = topk.decision
-    elif decision is FP16:
-        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    told = {
-        "wire_bytes": float(sum([decision.wire_bytes(n, 4, ranks) for n in sizes])),
-        "ratio": decision.ratio,
-    }
-    return lambda: told
-
-
-LEARNING_RATE: Final = 0.1
+    elif name == "topk":
+        model.register_comm_hook(TopK(float(ratio), model.process_group), topk_hook)
+    return dict
 
 
 @dataclass
 class Training:
-    """A model in DDP, its optimizer, its hook, and how far it is."""
+    """A model in DDP, its data, its optimizer, its hook, and how far it is."""
 
     model: DistributedDataParallel
+    data: Data
     optimizer: torch.optim.SGD
     told: Told
     numbers: torch.Generator
@@ -162,48 +166,51 @@ class Training:
 
 def begin(phase: dict[str, Any], rank: int) -> Training:
     """A fresh model under the phase's method; samples by a generator of the rank's own."""
-    model = DistributedDataParallel(make_model())
-    told = use(phase["method"], model)
-    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
-    return Training(model, optimizer, told, torch.Generator().manual_seed(100 + rank))
+    name, seed = phase["model"], phase.get("seed", 0)
+    model = DistributedDataParallel(make_model(name, seed))
+    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATES[name])
+    told = use(phase["method"], model, optimizer)
+    numbers = torch.Generator().manual_seed(1000 * seed + rank)
+    return Training(model, make_data(name, seed), optimizer, told, numbers)
 
 
-def train_step(training: Training, data: tuple[torch.Tensor, torch.Tensor], phase: Any) -> float:
+def train_step(training: Training, phase: Any) -> float:
     """One step; the loss."""
     schedule = phase.get("schedule")
     for group in training.optimizer.param_groups:
         left = 1.0 - training.step / schedule if schedule else 1.0
-        group["lr"] = LEARNING_RATE * left
-    features, classes = data
-    chosen = torch.randint(0, TRAIN, (BATCH,), generator=training.numbers)
+        group["lr"] = LEARNING_RATES[phase["model"]] * left
+    inputs, classes, *_ = training.data
+    chosen = torch.randint(0, len(classes), (BATCH,), generator=training.numbers)
     training.optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(training.model(features[chosen]), classes[chosen])
+    loss = nn.functional.cross_entropy(training.model(inputs[chosen]), classes[chosen])
     loss.backward()  # type: ignore[no-untyped-call]
     training.optimizer.step()
     training.step += 1
     return float(loss.detach())
 
 
-def accuracy(training: Training, data: tuple[torch.Tensor, torch.Tensor]) -> float:
+def accuracy(training: Training) -> float:
     """On the whole test set, of which each rank takes a part."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    features, classes = (each[TRAIN:][rank::ranks] for each in data)
+    inputs, classes = (each[rank::ranks] for each in training.data[2:])
     with torch.no_grad():
-        right = (training.model.module(features).argmax(1) == classes).sum()
+        right = (training.model.module(inputs).argmax(1) == classes).sum()
     dist.all_reduce(right)
-    return int(right) / TEST
+    return int(right) / len(training.data[3])
 
 
-def run_phase(training: Training, data: Any, phase: dict[str, Any], rank: int) -> None:
+def run_phase(training: Training, phase: dict[str, Any], rank: int) -> None:
     """The steps of a phase; rank 0 prints each."""
     for number in range(phase["steps"]):
-        start = time.monotonic()
-        loss = train_step(training, data, phase)
+        start, before = time.monotonic(), sent_again()
+        loss = train_step(training, phase)
         seconds = time.monotonic() - start
         line = {"step": training.step, "seconds": seconds, "loss": loss}
+        line["lost"] = (sent_again() or 0) - (before or 0)
         every = phase.get("test_every")
         if every and (training.step % every == 0 or number == phase["steps"] - 1):
-            line["accuracy"] = accuracy(training, data)
+            line["accuracy"] = accuracy(training)
         if rank == 0:
             say({**line, **training.told()})
 
@@ -213,16 +220,31 @@ def say(line: dict[str, Any]) -> None:
     print(json.dumps(line), flush=True)
 
 
+def compete(sink: str | None, flood: str | None) -> None:
+    """Take what comes to this address, or send to that one, until killed."""
+    if sink:
+        taken = socket.create_server((sink, FLOOD_PORT)).accept()[0]
+        while taken.recv(1 << 20):
+            pass
+    while True:
+        with suppress(OSError), socket.create_connection((str(flood), FLOOD_PORT)) as sender:
+            while True:
+                sender.sendall(bytes(1 << 20))
+
+
 def main() -> None:
     """Phases until there is none."""
     parser = argparse.ArgumentParser()
     for name in ("--rank", "--ranks"):
-        parser.add_argument(name, type=int, required=True)
-    parser.add_argument("--master", required=True)
+        parser.add_argument(name, type=int)
+    for name in ("--master", "--sink", "--flood"):
+        parser.add_argument(name)
     args = parser.parse_args()
+    if args.sink or args.flood:
+        compete(args.sink, args.flood)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=args.master, rank=args.rank, world_size=args.ranks)
-    data, training = make_data(), None
+    training = None
     while True:
         told: list[Any] = [json.loads(sys.stdin.readline())] if args.rank == 0 else [None]
         dist.broadcast_object_list(told)
@@ -233,7 +255,7 @@ def main() -> None:
             training = None
             gc.collect()
             training = begin(phase, args.rank)
-        run_phase(training, data, phase, args.rank)
+        run_phase(training, phase, args.rank)
         dist.barrier()
         if args.rank == 0:
             say({"end": True})

@@ -6,7 +6,7 @@ model.register_comm_hook(state, netsense_hook)
 A step launches the agreement, then one exchange a bucket as DDP calls the hook, in the same order
 on all ranks; no callback launches any, since gloo matches collectives by their order.
 
-The **agreement** is an all-reduce of eight numbers of the step before, their least over ranks; one
+The **agreement** is an all-reduce of nine numbers of the step before, their least over ranks; one
 whose largest counts travels negated. It is read before the next step's first bucket, so nobody
 waits. The last two are a mark of what a rank decides from, and its opposite: they differ where
 ranks loaded other checkpoints or settings.
@@ -17,6 +17,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -30,14 +31,16 @@ from dynamiccl.errors import UserError
 from dynamiccl.serve.ddp.compression import (
     HALF_MAX,
     Layout,
+    Places,
     Pruning,
     Residuals,
-    add_up,
-    compress,
+    propose,
+    take,
 )
 from dynamiccl.serve.ddp.laws import (
     DENSE,
     HALF_BYTES,
+    SINGLE_BYTES,
     Decision,
     Gradient,
     Interval,
@@ -49,7 +52,7 @@ from dynamiccl.serve.ddp.laws import (
 
 __all__ = ["NetSense", "Settings", "netsense_hook"]
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 Report = Callable[[dict[str, float], int], None]
 Result = torch.futures.Future[torch.Tensor]
 
@@ -89,16 +92,27 @@ class DeviceClock(HostClock):
         return float(begin.elapsed_time(end)) / 1e3
 
 
+def sent_again() -> int | None:
+    """TCP segments that this host, or its network namespace, has sent again; None: cannot tell."""
+    try:
+        text = Path("/proc/net/snmp").read_text(encoding="ascii")
+    except OSError:
+        return None
+    names, values = (line.split() for line in text.splitlines() if line.startswith("Tcp:"))
+    return int(values[names.index("RetransSegs")])
+
+
 _UNKNOWN: Final = math.inf
 #: Integers up to here are exact in 32-bit floats.
 _MARKS: Final = 1 << 24
-_NORM: Final = 5
+_NORM: Final = 6
 
 
 def numbers_of(seen: Interval, state: Any) -> list[float]:
-    """The eight numbers; `state`, plain values, is what a rank decides from."""
+    """The nine numbers; `state`, plain values, is what a rank decides from."""
     compute = None if seen.compute_s is None else -seen.compute_s
-    times = (seen.transfer_s, seen.latency_s, seen.overlap_s, seen.codec_s, compute)
+    lost = None if seen.lost is None else -seen.lost
+    times = (seen.transfer_s, seen.latency_s, seen.overlap_s, seen.codec_s, compute, lost)
     known = [_UNKNOWN if each is None else each for each in times]
     mark = float(zlib.crc32(repr(state).encode()) % _MARKS)
     return [*known, _UNKNOWN, mark, -mark]
@@ -114,7 +128,7 @@ def read(numbers: Sequence[float], told: Interval, step: int) -> Interval:
             f"that it saved at the same step, or none"
         )
     known = [value if math.isfinite(value) else None for value in measured]
-    transfer, latency, overlap, codec, turned, norm = known
+    transfer, latency, overlap, codec, turned, lost, norm = known
     return replace(
         told,
         transfer_s=transfer,
@@ -122,6 +136,7 @@ def read(numbers: Sequence[float], told: Interval, step: int) -> Interval:
         compute_s=None if turned is None else -turned,
         overlap_s=overlap,
         codec_s=codec,
+        lost=None if lost is None else -lost,
         norm=norm,
     )
 
@@ -239,6 +254,8 @@ class NetSense:
     Args:
         model: the model whose gradients are exchanged; its process group is used.
         settings: every constant; by default mode "model".
+        optimizer: SGD without momentum, whose rate falls: what is owed is sent at the rate of the
+            step that computed it. The first parameter group's rate counts.
         report: called as `report(stats, step)` after every step, on this rank's own thread;
             `mlflow.log_metrics` fits.
         clock: where times come from; by default the host's for gloo and the GPU's for NCCL.
@@ -249,6 +266,7 @@ class NetSense:
         model: DistributedDataParallel,
         settings: Settings | None = None,
         *,
+        optimizer: torch.optim.Optimizer | None = None,
         report: Report | None = None,
         clock: HostClock | None = None,
     ) -> None:
@@ -271,11 +289,21 @@ class NetSense:
             DeviceClock() if dist.get_backend(self._group) == "nccl" else HostClock()
         )
         self._report = report
-        self._residuals = Residuals()
+        self._residuals, self._velocities = Residuals(), Residuals()
+        if optimizer and optimizer.param_groups[0].get("momentum"):
+            raise UserError(
+                f"the optimizer has momentum {optimizer.param_groups[0]['momentum']:g}: give it 0, "
+                f"and the hook Settings(momentum=...), which corrects for values that come late"
+            )
+        self._optimizer = optimizer
+        #: The learning rate of the step before, 0 for none.
+        self._rate = 0.0
+        self._places = Places()
         self._pruning: dict[Layout, Pruning] = {}
         self._steps = 0
         self._step = Step(DENSE if self._ranks == 1 else self._law.decision)
         self._before: Any = None
+        self._sent_again = sent_again()
         self._last = Interval(self._step.decision)
         self._norm: torch.Tensor | None = None
         #: The agreement under way, its numbers once read, and the step that they tell of.
@@ -295,12 +323,15 @@ class NetSense:
         marks = BucketMarks(self._clock.mark())
         self._step.buckets.append(marks)
         gradient, decision = bucket.buffer(), self._step.decision
+        layout = self._layout(bucket)
+        if self.settings.momentum and bool(torch.isfinite(gradient.sum())):
+            velocity = self._velocities.of(layout, gradient.device)
+            gradient.copy_(velocity.mul_(self.settings.momentum).add_(gradient))
+        if decision.method is Method.SPARSE:
+            return self._sparse(bucket, layout, marks)
         self._step.wire_bytes += decision.wire_bytes(
             gradient.numel(), gradient.element_size(), self._ranks
         )
-        if decision.method is Method.SPARSE:
-            return self._sparse(bucket, marks)
-        layout = self._layout(bucket)
         if decision.method is Method.FP16 and gradient.element_size() > HALF_BYTES:
             owed = self._residuals.of(layout, gradient.device)
             return self._half(gradient.add_(owed), owed, marks)
@@ -327,37 +358,56 @@ class NetSense:
     ) -> Result:
         marks.launched = self._clock.mark()
         work = dist.all_reduce(sent, group=self._group, async_op=True)
-        return self._then(work, marks, write)
+        return self._then(work.get_future(), marks, write)
 
-    def _sparse(self, bucket: GradBucket, marks: BucketMarks) -> Result:
-        gradient, decision, layout = bucket.buffer(), self._step.decision, self._layout(bucket)
+    def _sparse(self, bucket: GradBucket, layout: Layout, marks: BucketMarks) -> Result:
+        gradient, decision, ranks = bucket.buffer(), self._step.decision, self._ranks
+        numel, device = gradient.numel(), gradient.device
+        owed = self._residuals.of(layout, device)
+        places = self._places.take(layout, decision.count(numel), self._steps, device)
         pruning = self._pruning.setdefault(layout, Pruning(self.settings.pruning_scale))
-        sent = compress(
-            gradient,
-            self._residuals.of(layout, gradient.device),
-            decision,
-            kept=pruning.kept(bucket.parameters(), decision, self._steps),
-            turn=self._steps,
-        )
-        ranks = self._ranks  # and not this object, see `_then`
-        gathered = sent.new_empty(ranks * sent.numel())
+        kept = pruning.kept(bucket.parameters(), decision, self._steps)
+        if bool(torch.isfinite(gradient.sum())):
+            sent = take(gradient, owed, places, decision, ranks, kept)
+            if self.settings.momentum:
+                self._velocities.of(layout, device)[places] = 0.0
+        else:
+            # Every rank then sees it, as a GradScaler needs, and nothing is owed of it.
+            kind = torch.float16 if decision.quantised else torch.float32
+            sent = torch.full(places.shape, torch.nan, dtype=kind, device=device)
+        # Each rank has its say on each position.
+        share = (self._rank + self._steps) % ranks
+        proposed = propose(owed, layout, decision, share, ranks, self._steps)
+        chosen = proposed.new_empty(ranks * proposed.numel())
+        self._places.put(layout, chosen)
+        self._step.wire_bytes += decision.wire_bytes(numel, SINGLE_BYTES, ranks, len(places))
 
         def write() -> torch.Tensor:
-            add_up(gathered, decision, ranks, gradient)
+            gradient.zero_()[places] = sent.to(gradient.dtype)
             return gradient
 
         marks.launched = self._clock.mark()
-        work = dist.all_gather_single(gathered, sent, group=self._group, async_op=True)
-        return self._then(work, marks, write)
+        works = (
+            dist.all_reduce(sent, group=self._group, async_op=True),
+            dist.all_gather_single(chosen, proposed, group=self._group, async_op=True),
+        )
+        both = torch.futures.collect_all([work.get_future() for work in works])
+        return self._then(both, marks, write)
 
     def _then(
-        self, work: dist.Work, marks: BucketMarks, write: Callable[[], torch.Tensor]
+        self,
+        done: torch.futures.Future[Any],
+        marks: BucketMarks,
+        write: Callable[[], torch.Tensor],
     ) -> Result:
         """The callback must not hold self or the group: a group freed by its own thread aborts."""
         clock = self._clock
 
         def finish(future: torch.futures.Future[Any]) -> torch.Tensor:
-            future.value()
+            for each in future.value():
+                # Of two collectives: a failed one's error.
+                if isinstance(each, torch.futures.Future):
+                    each.value()
             marks.done = clock.mark()
             result = write()
             values = result.float()
@@ -365,7 +415,7 @@ class NetSense:
             marks.written = clock.mark()
             return result
 
-        result: Result = work.get_future().then(finish)
+        result: Result = done.then(finish)
         return result
 
     def _layout(self, bucket: GradBucket) -> Layout:
@@ -380,6 +430,7 @@ class NetSense:
 
     def _begin(self) -> None:
         ended, decision = self._step, self._step.decision
+        self._follow_rate()
         if self._ranks > 1:
             first, latency_s = self._agreement is None, None
             if self._agreement is not None:
@@ -400,10 +451,21 @@ class NetSense:
             self._report(self.stats(), self._steps)
         self._before, self._step, self._steps = ended.end, Step(decision), self._steps + 1
 
+    def _follow_rate(self) -> None:
+        """Keep what is owed in steps of the optimizer: it multiplies by its rate of now."""
+        rate = float(self._optimizer.param_groups[0]["lr"]) if self._optimizer else 0.0
+        if rate and self._rate and rate != self._rate:
+            self._residuals.scale(self._rate / rate)
+        self._rate = rate or self._rate
+
     def _end_step(self, latency_s: float | None) -> None:
         """Measure the step that ended; without one a checkpoint's numbers stay."""
+        self._places.end_step()
         if self._step.buckets:
-            self._last = self._step.seen(self._clock, self._before, latency_s)
+            seen, before = self._step.seen(self._clock, self._before, latency_s), self._sent_again
+            self._sent_again = sent_again()
+            lost = None if before is None else float((self._sent_again or before) - before)
+            self._last = replace(seen, lost=lost)
             self._norm = self._step.norm()
 
     def stats(self) -> dict[str, float]:
@@ -422,6 +484,7 @@ class NetSense:
             "quantised": last.decision.quantised,
             **{str(method): last.decision.method is method for method in Method},
             **{f"own_{name}": getattr(last, name) for name in times},
+            "own_lost": self._last.lost,
             "ebb_gbytes_per_s": sense.ebb_gbytes_per_s,
             "btlbw_gbytes_per_s": sense.btlbw.value,
             "rtprop_us": sense.rtprop.value,
@@ -446,6 +509,9 @@ class NetSense:
             "told": plain(self._told),
             "last": plain(replace(self._last, norm=norm)),
             "error_feedback": self._residuals.state(),
+            "velocity": self._velocities.state(),
+            "rate": self._rate,
+            "places": self._places.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -464,7 +530,10 @@ class NetSense:
                 f"make it with Settings(**state['settings'])"
             )
         self._residuals.restore(state["error_feedback"], self._sizes)
+        self._velocities.restore(state["velocity"], self._sizes)
         self._law.restore(state["law"])
+        self._places.restore(state["places"])
+        self._rate = state["rate"]
         self._steps, self._numbers = state["steps"], state["numbers"]
         self._told = Interval.restored(state["told"])
         self._last = Interval.restored(state["last"])

@@ -1,7 +1,11 @@
-"""Algorithm 2 on one bucket: pruning, the k largest, 16-bit values, and the way back.
+"""Algorithm 2 on one bucket: pruning, the k largest, 16-bit values.
 
-n values of a bucket, k of them sent, N ranks. A rank sends k positions of 32 bits, then k values,
-padded with zeros. Law, to rounding: sent + error feedback + pruned = gradient + feedback before.
+n values of a bucket, k of them sent, N ranks. All ranks send the values of the same k positions, so
+that an all-reduce adds them up: an all-gather of each rank's own takes N / 2 times the bytes or
+more, and its k must be so much smaller. The positions of the next step travel beside the values:
+each rank proposes the k / N largest of what it owes in its share of the bucket (with one chooser
+for all: ScaleCom, Chen et al. 2020). Law, to rounding: sent + error feedback + pruned = gradient +
+feedback before.
 
 `topk` of 11.5 M values takes 0.2-0.4 s of a CPU core. So a sample of 32,768 gives a threshold that
 slightly more than k exceed, and `topk` chooses among these. One call in forty needs a second, lower
@@ -15,7 +19,7 @@ from typing import Final
 import torch
 
 from dynamiccl.errors import UserError
-from dynamiccl.serve.ddp.laws import INDEX_BYTES, Decision
+from dynamiccl.serve.ddp.laws import Decision
 
 SAMPLE: Final = 1 << 15
 #: Standard deviations of the sample's tail that are aimed at beyond k, by turns.
@@ -28,7 +32,7 @@ _BLOCK: Final = 1 << 18
 def blocks(numel: int, device: torch.device) -> Iterator[slice]:
     """Parts for one pass: on a CPU of a cache's size, elsewhere one."""
     size = _BLOCK if device.type == "cpu" else max(1, numel)
-    for start in range(0, numel, size):
+    for start in range(0, max(1, numel), size):
         yield slice(start, min(numel, start + size))
 
 
@@ -82,62 +86,55 @@ _RATE_BAND: Final = 0.05
 _WEIGHT_SAMPLE: Final = 1 << 14
 
 
-def compress(
+def take(
     gradient: torch.Tensor,
     residual: torch.Tensor,
+    places: torch.Tensor,
     decision: Decision,
-    *,
+    ranks: int,
     kept: torch.Tensor | None = None,
-    turn: int = 0,
 ) -> torch.Tensor:
-    """The bytes that a rank sends, (k * (4 + value bytes),), filled up to whole words.
+    """What a rank adds to the mean at `places`, (k,), of 32 or 16 bits; the rest is owed.
 
     Args:
-        gradient: (n,), any floating type.
+        gradient: (n,), any floating type, finite.
         residual: (n,) of 32 bits, the error feedback; changed in place.
-        decision: how many values, and of how many bits.
+        places: (k,) distinct positions, the same on all ranks.
+        decision: of how many bits.
+        ranks: what the values are divided by first, so that a sum in 16 bits fits.
         kept: (n,) of bool, false where pruning takes out what would be sent, which is lost; None
             for no pruning.
-        turn: any number that changes from step to step.
-
-    A gradient that is not finite is sent as NaN in all places and leaves the error feedback as it
-    was: every rank then sees it, as a GradScaler needs.
     """
-    count = decision.count(gradient.numel())
-    if not bool(torch.isfinite(gradient.sum())):
-        nothing = torch.zeros(count, dtype=torch.int64, device=gradient.device)
-        return _pack(nothing, torch.full_like(nothing, torch.nan, dtype=torch.float32), decision)
     residual.add_(gradient)
     if kept is not None:
         for block in blocks(residual.numel(), residual.device):
             # `masked_fill_` takes four times as long.
             residual[block].mul_(kept[block])
-    places, found = largest(residual, count, turn)
-    values = found.clamp(-HALF_MAX, HALF_MAX).half() if decision.quantised else found
-    residual[places] = found - values.float()
-    short = (0, count - len(places))
-    places, values = (torch.nn.functional.pad(each, short) for each in (places, values))
-    return _pack(places, values, decision)
+    found = residual[places]
+    sent = found / ranks
+    if decision.quantised:
+        sent = sent.clamp_(-HALF_MAX, HALF_MAX).half()
+    residual[places] = found.sub_(sent.float(), alpha=ranks)
+    return sent
 
 
-def _pack(places: torch.Tensor, values: torch.Tensor, decision: Decision) -> torch.Tensor:
-    sent = values.half() if decision.quantised else values
-    packed = torch.cat((places.int().view(torch.uint8), sent.view(torch.uint8)))
-    # The next rank's positions must begin at a word.
-    return torch.nn.functional.pad(packed, (0, -packed.numel() % INDEX_BYTES))
-
-
-def add_up(gathered: torch.Tensor, decision: Decision, ranks: int, out: torch.Tensor) -> None:
-    """Write the mean of N ranks' messages, (N * bytes,), to `out` (n,), added in order."""
-    count = decision.count(out.numel())
-    mean = out.zero_() if out.dtype == torch.float32 else torch.zeros_like(out, dtype=torch.float32)
-    kind = torch.float16 if decision.quantised else torch.float32
-    for packed in gathered.chunk(ranks):
-        places = packed[: count * INDEX_BYTES].view(torch.int32)
-        values = packed[count * INDEX_BYTES :].view(kind)[:count]
-        mean.scatter_add_(0, places.long(), values.float().mul(1.0 / ranks))
-    if mean is not out:
-        out.copy_(mean)
+def propose(
+    residual: torch.Tensor, layout: "Layout", decision: Decision, share: int, ranks: int, turn: int
+) -> torch.Tensor:
+    """The next positions in a share of each parameter: its largest, of 32 bits, filled by -1."""
+    starts, parts, begin = [], [], 0
+    for _, numel in layout:
+        starts.append(begin + numel * share // ranks)
+        parts.append(residual[starts[-1] : begin + numel * (share + 1) // ranks])
+        begin += numel
+    count = decision.proposed(begin, ranks)
+    found = largest(torch.cat(parts), count, turn)[0]
+    ends = torch.tensor([len(part) for part in parts], device=residual.device).cumsum(0)
+    part = torch.searchsorted(ends, found, right=True)
+    moved = torch.tensor(starts, device=residual.device)
+    moved[1:] -= ends[:-1]
+    places = found.add_(moved[part])
+    return torch.nn.functional.pad(places, (0, count - len(places)), value=-1).int()
 
 
 class Pruning:
@@ -179,6 +176,9 @@ def _largest(weights: list[torch.Tensor], rate: float) -> torch.Tensor | None:
 Layout = tuple[tuple[str, int], ...]
 
 
+_NO_PLACES: Final = torch.empty(0, dtype=torch.int32)
+
+
 class Residuals:
     """One flat tensor of 32 bits a bucket, made when first needed."""
 
@@ -212,6 +212,11 @@ class Residuals:
             del self._parts[name]
         return flat
 
+    def scale(self, factor: float) -> None:
+        """Multiply all that is owed."""
+        for value in self._parts.values():
+            value.mul_(factor)
+
     def state(self) -> dict[str, torch.Tensor]:
         """Copies by parameter name, on the CPU."""
         return {name: value.detach().cpu().clone() for name, value in self._parts.items()}
@@ -227,3 +232,51 @@ class Residuals:
                 )
         self._flats.clear()
         self._parts = {name: value.float() for name, value in state.items()}
+
+
+class Places:
+    """The positions that all ranks take in the next sparse step."""
+
+    def __init__(self) -> None:
+        #: -1 for none.
+        self._flats: dict[Layout, torch.Tensor] = {}
+        #: Those of a step under way, which may not be read yet.
+        self._coming: dict[Layout, torch.Tensor] = {}
+        #: By parameter: of other buckets, or a checkpoint's.
+        self._parts: dict[str, torch.Tensor] = {}
+
+    def take(self, layout: Layout, count: int, turn: int, device: torch.device) -> torch.Tensor:
+        """A bucket's, then forgotten; `count` evenly spread ones where ranks agreed on none yet."""
+        if layout not in self._flats:
+            self._parts, self._flats = self.state(), {}
+        found, begin = [self._flats.pop(layout, _NO_PLACES)], 0
+        for name, numel in layout:
+            found.append(self._parts.pop(name, _NO_PLACES) + begin)
+            begin += numel
+        flat = torch.cat([places.to(device, torch.int64) for places in found])
+        flat = flat[flat >= 0]
+        if not len(flat):
+            flat = (torch.arange(count, device=device) * (begin // count) + turn) % begin
+        return flat
+
+    def put(self, layout: Layout, places: torch.Tensor) -> None:
+        """What ranks are about to agree on."""
+        self._coming[layout] = places
+
+    def end_step(self) -> None:
+        """All ranks have agreed on what was put."""
+        self._flats, self._coming = {**self._flats, **self._coming}, {}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Copies by parameter name, on the CPU, after `end_step`."""
+        state = {name: places.cpu() for name, places in self._parts.items()}
+        for layout, told in self._flats.items():
+            flat, begin = told.cpu(), 0
+            for name, numel in layout:
+                state[name] = flat[(flat >= begin) & (flat < begin + numel)] - begin
+                begin += numel
+        return state
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on from `state`."""
+        self._flats, self._coming, self._parts = {}, {}, dict(state)

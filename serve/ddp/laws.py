@@ -25,12 +25,15 @@ class Settings:
 
     #: "model" fits time = L + bytes/B and fills a budget; "paper" is Algorithm 1.
     mode: Mode = "model"
-    #: Share of values that the first step sends, and the smallest. Paper: the same.
+    #: Share of values that the first step sends. Paper: the same.
     start_ratio: float = 0.01
-    min_ratio: float = 0.005
+    #: ... and the smallest. None: 0.005 in mode paper, and 0.02 in mode model, about as many bytes
+    #: between eight ranks as 0.003 of an all-gather.
+    min_ratio: float | None = None
 
-    #: Mode model: communication may take what backward hides (first bucket's launch to last) and
-    #: this share of compute and compressing: the slowdown against an endlessly fast network.
+    #: Mode model: communication may take what backward hides (first bucket's launch to last), the
+    #: latency, which a smaller ratio does not shorten, and this share of compute, compressing and
+    #: latency: the slowdown against an endlessly fast network.
     slowdown: float = 0.15
     #: Mode model: steps in the median B. Three of five must be new to change it.
     bandwidth_window: int = 5
@@ -60,6 +63,10 @@ class Settings:
     #: and 0 in mode model: no help is shown. Biases and norms stay: many begin at 0.
     pruning: float | None = None
 
+    #: SGD's momentum, which the optimizer then must not have: each rank keeps its velocity, owes it
+    #: in place of the gradient, and ends it where values were sent (Lin et al. 2018, section 3).
+    momentum: float = 0.0
+
     #: Steps in the windows of BtlBw, and of RTprop and the latency L.
     btlbw_window: int = BTLBW_WINDOW
     rtprop_window: int = RTPROP_WINDOW
@@ -67,10 +74,11 @@ class Settings:
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
             raise UnknownName("mode", self.mode, get_args(Mode))
-        for name in ("start_ratio", "min_ratio", "alpha", "bdp_share"):
+        for name in ("start_ratio", "alpha", "bdp_share"):
             _check(name, getattr(self, name), 0.0, 1.0, above=True)
+        _check("min_ratio", self.least_ratio, 0.0, 1.0, above=True)
         _check("pruning", self.pruning_scale, 0.0, 1.0)
-        for name in ("dead_band", "switch_gain"):
+        for name in ("dead_band", "switch_gain", "momentum"):
             _check(name, getattr(self, name), 0.0, 1.0)
         for name in ("slowdown", "beta1", "beta2", "tr_q", "tr_d"):
             _check(name, getattr(self, name), 0.0, float("inf"))
@@ -78,6 +86,13 @@ class Settings:
         _check("excessive_rtt", self.excessive_rtt, 1.0, float("inf"))
         for name in ("bandwidth_window", "compute_window", "btlbw_window", "rtprop_window"):
             _check(name, getattr(self, name), 1, float("inf"))
+
+    @property
+    def least_ratio(self) -> float:
+        """`min_ratio`, None resolved."""
+        if self.min_ratio is None:
+            return 0.005 if self.mode == "paper" else 0.02
+        return self.min_ratio
 
     @property
     def pruning_scale(self) -> float:
@@ -112,7 +127,7 @@ class Decision:
     """What all ranks do in a step, and the share of values sent.
 
     Bytes are what one rank receives: 2(N-1)/N of the payload in an all-reduce of N ranks, N-1
-    payloads in an all-gather. In a ring it sends as many.
+    payloads in an all-gather. In a ring it sends as many. Sparse has both.
     """
 
     method: Method
@@ -120,18 +135,21 @@ class Decision:
     quantised: bool = False
 
     def count(self, numel: int) -> int:
-        """Values of a bucket that a rank sends when sparse."""
+        """Values of a bucket that are sent when sparse."""
         return min(numel, max(1, math.ceil(self.ratio * numel)))
 
-    def payload_bytes(self, numel: int) -> int:
-        """Bytes of positions and values that a rank sends when sparse, in whole words."""
-        each = INDEX_BYTES + (HALF_BYTES if self.quantised else SINGLE_BYTES)
-        return math.ceil(self.count(numel) * each / INDEX_BYTES) * INDEX_BYTES
+    def proposed(self, numel: int, ranks: int) -> int:
+        """Positions of a bucket that each rank proposes when sparse."""
+        return math.ceil(self.count(numel) / ranks)
 
-    def wire_bytes(self, numel: int, element_bytes: int, ranks: int) -> float:
-        """Bytes of a bucket; `element_bytes` is of the gradient's own type."""
+    def wire_bytes(
+        self, numel: int, element_bytes: int, ranks: int, count: int | None = None
+    ) -> float:
+        """Bytes of a bucket; `element_bytes` is of the gradient's own type, `count` values sent."""
         if self.method is Method.SPARSE:
-            return float((ranks - 1) * self.payload_bytes(numel))
+            each = HALF_BYTES if self.quantised else SINGLE_BYTES
+            values = 2.0 / ranks * (self.count(numel) if count is None else count) * each
+            return (ranks - 1) * (values + INDEX_BYTES * self.proposed(numel, ranks))
         each = min(HALF_BYTES, element_bytes) if self.method is Method.FP16 else element_bytes
         return 2.0 * (ranks - 1) / ranks * numel * each
 
@@ -158,8 +176,10 @@ class Interval:
     compute_s: float | None = None
     #: From the first bucket's launch to the last one's.
     overlap_s: float | None = None
-    #: Selecting, packing and adding up.
+    #: Selecting, packing and writing.
     codec_s: float | None = None
+    #: Segments that TCP sent again. Agreed: the most of a rank.
+    lost: float | None = None
     #: L2 norm of the mean gradient.
     norm: float | None = None
 
@@ -240,17 +260,18 @@ class PaperLaw(Law):
         if interval.transfer_s is not None:
             time_us = interval.transfer_s * 1e6
             self.sense.add(interval.wire_bytes, time_us)
-            self._ratio = self._next(interval.wire_bytes, time_us)
+            self._ratio = self._next(interval.wire_bytes, time_us, bool(interval.lost))
         self.decision = self._quantised(interval.norm)
 
-    def _next(self, size_bytes: float, rtt_us: float) -> float:
+    def _next(self, size_bytes: float, rtt_us: float, lost: bool) -> float:
         rtprop_us, bdp = self.sense.rtprop.value or rtt_us, self.sense.bdp_bytes or 0.0
         if self._starting:
-            self._starting = rtt_us <= self._set.excessive_rtt * rtprop_us and self._ratio < 1.0
+            excessive = lost or rtt_us > self._set.excessive_rtt * rtprop_us
+            self._starting = not excessive and self._ratio < 1.0
             if self._starting:
                 return min(1.0, self._ratio + self._set.beta1)
         if size_bytes > self._set.bdp_share * bdp:
-            return max(self._set.min_ratio, self._ratio * self._set.alpha)
+            return max(self._set.least_ratio, self._ratio * self._set.alpha)
         return min(1.0, self._ratio + self._set.beta2)
 
     def _quantised(self, norm: float | None) -> Decision:
@@ -344,8 +365,9 @@ class ModelLaw(Law):
 
     def budget_s(self, method: Method) -> float:
         """What communication may take in a step; see `Settings.slowdown`."""
-        alone_s = self._value("compute_s") + self._codec_s(method)
-        return self._value("overlap_s") + self._set.slowdown * alone_s
+        latency_s = self._value("latency_s")
+        alone_s = self._value("compute_s") + self._codec_s(method) + latency_s
+        return self._value("overlap_s") + self._set.slowdown * alone_s + latency_s
 
     def _codec_s(self, method: Method) -> float:
         return self._value(f"codec_{method}_s")
@@ -390,7 +412,7 @@ class ModelLaw(Law):
         """The ratio at which `whole`, of ratio 1, fits the budget."""
         room_s = max(0.0, self.budget_s(whole.method) - self._value("latency_s"))
         room = room_s * self._got(Method.SPARSE)
-        return min(1.0, max(self._set.min_ratio, room / self._gradient.wire_bytes(whole)))
+        return min(1.0, max(self._set.least_ratio, room / self._gradient.wire_bytes(whole)))
 
 
 def make_law(settings: Settings, gradient: Gradient) -> Law:

@@ -1,8 +1,10 @@
 import pytest
 import torch
 
-from dynamiccl.serve.ddp.compression import SAMPLE, Pruning, add_up, compress, largest
+from dynamiccl.serve.ddp.compression import SAMPLE, Places, Pruning, largest, propose, take
 from dynamiccl.serve.ddp.laws import Decision, Method
+
+CPU = torch.device("cpu")
 
 
 def numbers(count: int, seed: int = 0) -> torch.Tensor:
@@ -10,70 +12,86 @@ def numbers(count: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(count, generator=made) * torch.rand(count, generator=made)
 
 
-def sent_by(packed: torch.Tensor, decision: Decision, numel: int) -> torch.Tensor:
-    """What one rank's bytes say, as a dense tensor."""
-    out = torch.empty(numel)
-    add_up(packed, decision, 1, out)
-    return out
-
-
 SPARSE = Decision(Method.SPARSE, 0.03)
 HALF = Decision(Method.SPARSE, 0.03, quantised=True)
 
 
 @pytest.mark.parametrize("decision", [SPARSE, HALF], ids=["32 bits", "16 bits"])
-@pytest.mark.parametrize("numel", [1001, 3 * SAMPLE + 1])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_sent_and_error_feedback_and_pruned_are_the_gradient(
-    decision: Decision, numel: int
+    decision: Decision, ranks: int
 ) -> None:
+    numel = 1001
     residual = numbers(numel, 1)
     weights = [numbers(numel - 1, 2).reshape(1, -1), torch.zeros(1)]
     kept = Pruning(0.5).kept(weights, decision, 0)
     assert kept is not None
     for step in range(3):
         gradient, before = numbers(numel, 10 + step), residual.clone()
-        packed = compress(gradient.clone(), residual, decision, kept=kept, turn=step)
-        assert packed.numel() == decision.payload_bytes(numel)
-        sent = sent_by(packed, decision, numel)
+        places = largest(numbers(numel, step), 31)[0]
+        sent = torch.zeros(numel)
+        values = take(gradient.clone(), residual, places, decision, ranks, kept)
+        sent[places] = values.float() * ranks
         lost = (gradient + before) * ~kept
         torch.testing.assert_close(sent + residual + lost, gradient + before, rtol=0, atol=1e-6)
         assert not sent[~kept].any()
-        assert 0 < sent.count_nonzero() <= decision.count(numel)
+        assert sent.any()
         assert not residual[~kept].any()
 
 
 def test_what_16_bits_cannot_hold_stays_in_the_error_feedback() -> None:
     gradient, residual = torch.tensor([1e6, 1.0, 0.0, 0.0]), torch.zeros(4)
-    decision = Decision(Method.SPARSE, 0.25, quantised=True)
-    sent = sent_by(compress(gradient.clone(), residual, decision), decision, 4)
-    assert sent.tolist() == [65504.0, 0.0, 0.0, 0.0]
-    assert torch.equal(sent + residual, gradient)
+    sent = take(gradient.clone(), residual, torch.tensor([0]), HALF, 2)
+    assert sent.tolist() == [65504.0]
+    assert residual.tolist() == [1e6 - 2 * 65504.0, 1.0, 0.0, 0.0]
 
 
-def test_a_gradient_that_is_not_finite_reaches_every_rank_and_no_error_feedback() -> None:
-    for bad in (torch.inf, torch.nan):
-        gradient, residual = numbers(100), numbers(100, 1)
-        gradient[7], before = bad, residual.clone()
-        packed = compress(gradient, residual, HALF)
-        assert not torch.isfinite(sent_by(packed, HALF, 100).sum())
-        assert torch.equal(residual, before)
+LAYOUT = (("a", 700), ("b", 3), ("c", 298))
 
 
-def test_the_mean_of_ranks_is_that_of_what_each_sent() -> None:
-    ranks, numel = 3, 500
-    packed = [compress(numbers(numel, rank), torch.zeros(numel), HALF) for rank in range(ranks)]
-    mean = torch.empty(numel)
-    add_up(torch.cat(packed), HALF, ranks, mean)
-    alone = torch.stack([sent_by(each, HALF, numel) for each in packed])
-    torch.testing.assert_close(mean, alone.mean(0))
+def test_ranks_propose_the_largest_of_shares_that_are_a_bucket_together() -> None:
+    ranks, residual = 4, numbers(1001)
+    told = [propose(residual, LAYOUT, SPARSE, share, ranks, 0) for share in range(ranks)]
+    assert {len(each) for each in told} == {8}
+    places = torch.cat(told)
+    places = places[places >= 0]
+    assert len(set(places.tolist())) == len(places) == 32
+    # In its share of each parameter, and so of another order of parameters the same.
+    order = (2, 0, 1)
+    parts = dict(zip("abc", torch.split(residual, [n for _, n in LAYOUT]), strict=True))
+    moved = tuple(LAYOUT[i] for i in order)
+    other = torch.cat([parts[name] for name, _ in moved])
+    begins = {"c": 0, "a": 298, "b": 998}
+    again = propose(other, moved, SPARSE, 1, ranks, 0).tolist()
+    back = [p - begins["a"] if p < 998 else p - 298 for p in again]
+    back = [b if p >= 298 else p + 703 for p, b in zip(again, back, strict=True)]
+    assert sorted(back) == sorted(told[1].tolist())
+    shares = [residual[:175], residual[700:700], residual[703:777]]
+    best = torch.cat(shares).abs().topk(8).values
+    found = residual[told[0].long()].abs().sort(descending=True).values
+    assert torch.equal(found, best)
 
 
 def test_fewer_values_than_asked_for_are_filled_up() -> None:
-    gradient = torch.zeros(1000)
-    gradient[[3, 500]] = torch.tensor([2.0, -1.0])
-    packed = compress(gradient.clone(), torch.zeros(1000), SPARSE)
-    assert packed.numel() == SPARSE.payload_bytes(1000)
-    assert torch.equal(sent_by(packed, SPARSE, 1000), gradient)
+    residual = torch.zeros(1001)
+    residual[[3, 500]] = torch.tensor([2.0, -1.0])
+    assert propose(residual, LAYOUT, SPARSE, 0, 1, 0).tolist() == [3, 500] + [-1] * 29
+    # A rank may have no share at all of a small bucket.
+    assert propose(torch.ones(2), (("b", 2),), SPARSE, 0, 8, 0).tolist() == [-1]
+
+
+def test_positions_follow_their_parameters_into_new_buckets_and_checkpoints() -> None:
+    places, first = Places(), (("a", 2), ("b", 3))
+    assert places.take(first, 2, 1, CPU).tolist() == [1, 3]
+    places.put(first, torch.tensor([1, -1, 4], dtype=torch.int32))
+    # They are in flight until the step has ended.
+    assert places.state() == {}
+    places.end_step()
+    again = Places()
+    again.restore(places.state())
+    for each in (places, again):
+        assert each.take((("b", 3), ("a", 2)), 1, 0, CPU).tolist() == [2, 4]
+        assert each.take((("b", 3), ("a", 2)), 1, 0, CPU).tolist() == [0]
 
 
 @pytest.mark.parametrize("k", [1, 70, 5_000, 60_000])
