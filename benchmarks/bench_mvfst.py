@@ -275,13 +275,15 @@ def _a3c(seed: int) -> Any:
 
 
 def _impala(seed: int) -> Any:
-    """One actor and one learner in turn."""
-    recipe = recipe_of("impala-lstm")
+    """One learner, and four actors that play under the weights of one to four updates ago."""
+    recipe = recipe_of("impala-lstm", actors=4)
     network = make_network(UNSEEN["same"], recipe, seed)
-    [player] = play.players_of(UNSEEN["same"], recipe, seed, recipe.state_units)
+    players = play.players_of(UNSEEN["same"], recipe, seed, recipe.state_units)
     learner, average = Learner(network, None, recipe), copy.deepcopy(network)
-    for number in range(1, recipe.steps + 1):
-        learner.learn(player.play(network), number)
+    for number in range(recipe.steps):
+        if number % len(players) == 0:
+            waiting = [player.play(network) for player in players]
+        learner.learn(waiting.pop(0), number + 1)
         play.mix(average, network, recipe)
     return average
 

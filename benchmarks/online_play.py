@@ -204,5 +204,6 @@ def run_parts(name: str, parts: Mapping[str, Callable[[], Found]]) -> None:
     found: Found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for part in asked:
         began = time.monotonic()
-        found |= parts[part]() | {f"{part}_minutes": round((time.monotonic() - began) / 60, 1)}
+        found |= parts[part]() | {f"{part}_updates": UPDATES, f"{part}_seeds": len(SEEDS)}
+        found[f"{part}_minutes"] = round((time.monotonic() - began) / 60, 1)
         write_result(name, found)
