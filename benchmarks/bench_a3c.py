@@ -23,7 +23,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -266,14 +266,14 @@ def variance(player: Player, own: ActorCritic, *, has_baseline: bool, draws: int
     rows = []
     for _ in range(draws):
         total = policy_loss(player.play(own), own, recipe, number=1, has_baseline=has_baseline)
-        given = torch.autograd.grad(total, head, allow_unused=True)
+        given: Sequence[Any] = torch.autograd.grad(total, head, allow_unused=True)
         rows.append(torch.cat([each.flatten() for each in given if each is not None]))
     return float(torch.stack(rows).var(0).sum())
 
 
 def by_advantage() -> Found:
     """How much less the gradient varies, on the way of a run, and what it is worth."""
-    recipe, found, ratios = recipe_of(), Found(), []
+    recipe, found, ratios = recipe_of(), Found(), list[list[float]]()
     for seed in SEEDS:
         network = make_network(HERE, recipe, seed)
         ratios.append([])

@@ -12,7 +12,7 @@ with the sections of the paper:
 * `unseen` (figure 3b): policies of one world in others, with mean and 95th percentile of the times
   of calls over NCCL's own choice in quiet; random actions, tables and a threshold rule beside.
 * `history` (figure 3c to e): the policy sees the last 0 to 20 decisions, which are moves on the
-  counts of channels, in force 1 or 8 rounds later; with and without an LSTM. Two sizes of
+  counts of channels, in force 1 or 4 rounds later; with and without an LSTM. Two sizes of
   `megatron` on a B300 node that others use; a channel has a price.
 * `relative` (A.2): counts themselves in place of the moves (0, /2, -1, +1, *2).
 * `price` (3, the reward): time against channels, by the price of a channel; fixed counts beside.
@@ -40,7 +40,7 @@ from dynamiccl.train.recipe import Recipe
 DELAYS_MS: Final = (1, 10, 25, 50)
 INTERVAL_US: Final = 100_000.0
 JOB_US: Final = 60e6 if FULL else 20e6
-HISTORIES: Final = (0, 1, 2, 5, 10, 20) if FULL else (0, 1, 5, 20)
+HISTORIES: Final = (0, 1, 2, 5, 10, 20) if FULL else (0, 5, 20)
 MOVES: Final = ("0", "/2", "-1", "+1", "*2")
 #: Channels have a price at which 8 to 24 are best, by the state.
 CHANNELS: Final = Setting(
@@ -166,7 +166,10 @@ def learned(
     setting: Setting, history: int, seed: int, *, has_lstm: bool = False
 ) -> tuple[HistoryNetwork, Judge]:
     """A network that has learned, and its judge."""
-    recipe = recipe_of(seen_decisions=max(history, 1))
+    # A move is felt for long, and late: trajectories are longer, so is what counts, and episodes
+    # begin again at NCCL's count before all moves have ended at the most or the least.
+    longer = {"gamma": 0.9, "num_steps": 12, "jobs": 24, "episode_rounds": 48}
+    recipe = recipe_of(seen_decisions=max(history, 1), **longer)
     network = HistoryNetwork(setting, recipe, seed, history, has_lstm=has_lstm)
     players = play.players_of(setting, recipe, seed, network.state_units)
     network.load_state_dict(play.train(players, network)[-1].weights)
@@ -187,7 +190,7 @@ def moving(delay: int) -> Setting:
 def by_history() -> Found:
     """Scores by the length of the history, the delay and the model."""
     found: Found = {}
-    for delay, model in ((1, "plain"), (8, "plain"), (8, "lstm")):
+    for delay, model in ((1, "plain"), (4, "plain"), (4, "lstm")):
         for history in HISTORIES:
             values = rewards(moving(delay), history, has_lstm=model == "lstm")
             found |= figures(f"history_{delay}_{model}_{history}", values)
@@ -197,7 +200,7 @@ def by_history() -> Found:
 def by_relative() -> Found:
     """Counts themselves, with the same model and worlds as the moves of `history`."""
     found: Found = {}
-    for delay in (1, 8):
+    for delay in (1, 4):
         found |= figures(f"relative_{delay}", rewards(replace(CHANNELS, delay=delay), 5))
     return found
 
@@ -229,7 +232,8 @@ def best_fixed(price: float, env: RoundEnv) -> Actions:
 
 def at_random(draw: np.random.Generator, env: RoundEnv) -> Actions:
     """Any config that NCCL has, as the paper's rl-random."""
-    return (draw.random((env.num_envs, *env.world.mask.shape)) * env.world.mask).argmax(2)
+    drawn = draw.random((env.num_envs, *env.world.mask.shape)) * env.world.mask
+    return np.asarray(drawn.argmax(2))
 
 
 def by_world() -> Found:
@@ -238,7 +242,9 @@ def by_world() -> Found:
     plain = UNSEEN["same"]
     pilot = Judge.of(plain, recipe_of(), JUDGED - 1)
     rules = [(slow, hold) for slow in (0.15, 0.3, 0.5) for hold in (0, 8, 32, 128)]
-    best = min(rules, key=lambda each: pilot.play(partial(threshold_rule, *each, {})).spent)
+    best = min(
+        rules, key=lambda each: pilot.play(partial(threshold_rule, each[0], each[1], {})).spent
+    )
     for seed in SEEDS:
         trained = {"a3c": _a3c(seed), "impala": _impala(seed)}
         for world, setting in UNSEEN.items():
@@ -248,7 +254,7 @@ def by_world() -> Found:
                 "random": partial(at_random, np.random.default_rng(seed)),
                 "quiet": partial(best_fixed, 0.0),
                 "slowed": lambda env: np.broadcast_to(slowed(env).argmin(1), env.shape),
-                "rule": partial(threshold_rule, *best, {}),
+                "rule": partial(threshold_rule, best[0], best[1], {}),
                 "oracle": lambda env: env.costs().argmin(2),
             }
             played = {name: judge.play(rule) for name, rule in contenders.items()}

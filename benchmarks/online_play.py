@@ -185,7 +185,7 @@ def players_of(setting: Setting, recipe: Recipe, seed: int, units: int = 0) -> l
     return [each.player(units) for each in actors(setting, recipe, seed)]
 
 
-def actors(setting: Setting, recipe: Recipe, seed: int) -> list[Actor]:
+def actors(setting: Setting, recipe: Recipe, seed: int) -> Any:
     """Settings of players."""
     return [Actor(setting, recipe, seed * 1000 + each) for each in range(recipe.actors)]
 
