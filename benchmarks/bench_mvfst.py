@@ -40,7 +40,7 @@ from dynamiccl.train.recipe import Recipe
 DELAYS_MS: Final = (1, 10, 25, 50)
 INTERVAL_US: Final = 100_000.0
 JOB_US: Final = 60e6 if FULL else 20e6
-HISTORIES: Final = (0, 1, 2, 5, 10, 20) if FULL else (0, 5, 20)
+HISTORIES: Final = (0, 1, 2, 5, 10, 20) if FULL else (0, 20)
 MOVES: Final = ("0", "/2", "-1", "+1", "*2")
 #: Channels have a price at which 8 to 24 are best, by the state.
 CHANNELS: Final = Setting(
