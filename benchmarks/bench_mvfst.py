@@ -168,7 +168,7 @@ def learned(
     """A network that has learned, and its judge."""
     # A move is felt for long, and late: trajectories are longer, so is what counts, and episodes
     # begin again at NCCL's count before all moves have ended at the most or the least.
-    longer = {"gamma": 0.9, "num_steps": 12, "jobs": 24, "episode_rounds": 48}
+    longer: dict[str, Any] = {"gamma": 0.9, "num_steps": 12, "jobs": 24, "episode_rounds": 48}
     recipe = recipe_of(seen_decisions=max(history, 1), **longer)
     network = HistoryNetwork(setting, recipe, seed, history, has_lstm=has_lstm)
     players = play.players_of(setting, recipe, seed, network.state_units)
