@@ -243,7 +243,7 @@ def by_world() -> Found:
     pilot = Judge.of(plain, recipe_of(), JUDGED - 1)
     rules = [(slow, hold) for slow in (0.15, 0.3, 0.5) for hold in (0, 8, 32, 128)]
     best = min(
-        rules, key=lambda each: pilot.play(partial(threshold_rule, each[0], each[1], {})).spent
+        rules, key=lambda each: pilot.play(partial(threshold_rule, each[0], each[1], {})).both
     )
     for seed in SEEDS:
         trained = {"a3c": _a3c(seed), "impala": _impala(seed)}

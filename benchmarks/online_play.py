@@ -1,4 +1,4 @@
-"""Shared by bench_a3c.py and bench_mvfst.py: training in the world of online_world.py, and scores.
+"""For bench_a3c.py and bench_mvfst.py: training in the world of online_world.py, and scores.
 
 A *score* is the share that most likely actions get of what an oracle gains over NCCL that knows the
 state and is as late: 0 is NCCL's own choice, 1 the oracle. Constants were set on seeds 100 and
@@ -32,8 +32,7 @@ SEEDS: Final = range(10 if FULL else 3)
 UPDATES: Final = 1_000 if FULL else 120
 JUDGED: Final = 5_000_000
 #: Of an episode to score in.
-JOBS: Final = 48
-ROUNDS: Final = 120
+JOBS, ROUNDS = 48, 120
 Found = dict[str, Any]
 
 
@@ -43,11 +42,7 @@ class Actor(NamedTuple):
     setting: Setting
     recipe: Recipe
     seed: int
-
-    @property
-    def place(self) -> str:
-        """Where it plays."""
-        return self.setting.place
+    place: str = "online_world.py"
 
     def player(self, units: int, *, is_greedy: bool = False) -> Player:
         """The player in this world."""
@@ -102,9 +97,8 @@ class Judge:
         """Its episodes are those of the setting, without variation."""
         judged = replace(recipe, jobs=JOBS, episode_rounds=ROUNDS, vary=1.0, vary_times=0.0)
         made = cls(Actor(setting, judged, seed))
-        usual = made.play(lambda env: np.zeros(env.shape, dtype=np.int64))
-        known = made.play(lambda env: env.costs().argmin(2))
-        return cls(made.actor, (usual.spent, usual.lost), (known.spent, known.lost))
+        usual = made.play(lambda env: np.zeros(env.shape, dtype=np.int64)).both
+        return cls(made.actor, usual, made.play(lambda env: env.costs().argmin(2)).both)
 
     def play(self, choose: Callable[[RoundEnv], Actions]) -> RoundEnv:
         """Episodes of a rule, whose decisions are configs."""
@@ -116,8 +110,8 @@ class Judge:
 
     def score_of(self, env: RoundEnv, *, in_reward: bool = False) -> float:
         """The share of the late oracle's gain, of time or of reward."""
-        usual, known = self.usual[in_reward], self.known[in_reward]
-        return float((usual - (env.lost if in_reward else env.spent)) / (usual - known))
+        usual, known, mine = (each[in_reward] for each in (self.usual, self.known, env.both))
+        return float((usual - mine) / (usual - known))
 
     def watch(self, trained: Any) -> RoundEnv:
         """Episodes of a network's most likely actions."""
@@ -181,12 +175,12 @@ def mix(average: Any, shared: Any, recipe: Recipe) -> None:
 
 
 def players_of(setting: Setting, recipe: Recipe, seed: int, units: int = 0) -> list[Player]:
-    """As many as the recipe has actors, in worlds of their own."""
+    """Players of all actors."""
     return [each.player(units) for each in actors(setting, recipe, seed)]
 
 
 def actors(setting: Setting, recipe: Recipe, seed: int) -> Any:
-    """Settings of players."""
+    """As many as the recipe has, in worlds of their own."""
     return [Actor(setting, recipe, seed * 1000 + each) for each in range(recipe.actors)]
 
 

@@ -78,7 +78,7 @@ class RoundEnv(DecisionEnv):
         world, tables = world_of(setting)
         self.setting = setting
         #: Cost of all rounds in times of NCCL's own choice, and its ln.
-        self.spent, self.lost = 0.0, 0.0
+        self.both = 0.0, 0.0
         #: Times of calls, and mean channels, by round.
         self.took, self.held = list[Floats](), list[float]()
         rounds = Rounds(1, setting.delay, recipe.episode_rounds, recipe.seen_decisions)
@@ -128,7 +128,7 @@ class RoundEnv(DecisionEnv):
         self._slow = {on: link.send(np.full(self.num_envs, AGREEMENT_US))
                       for on, link in self._links}  # fmt: skip
         cost = took / reference + self.setting.price * channels
-        self.spent, self.lost = self.spent + cost.sum(), self.lost + np.log(cost).sum()
+        self.both = self.both[0] + float(cost.sum()), self.both[1] + float(np.log(cost).sum())
         self.took.append(took)
         self.held.append(float(channels.mean()))
         return {
