@@ -26,10 +26,10 @@ from dynamiccl.train.networks import Imitator, StatefulTrunk, Trunk
 from dynamiccl.train.online.a3c import ActorCritic, Player, SharedRmsProp, update
 from dynamiccl.train.recipe import Recipe, make_recipe
 
-#   FULL  anything: ten seeds and 1,000 updates, in place of three and 120.
+#   FULL  anything: ten seeds and 1,000 updates, in place of three and 300.
 FULL: Final = bool(os.environ.get("FULL"))
 SEEDS: Final = range(10 if FULL else 3)
-UPDATES: Final = 1_000 if FULL else 120
+UPDATES: Final = 1_000 if FULL else 300
 JUDGED: Final = 5_000_000
 #: Of an episode to score in.
 JOBS, ROUNDS = 48, 120
