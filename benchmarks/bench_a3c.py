@@ -196,12 +196,12 @@ def by_rate() -> Found:
     """Scores of 50 learning rates, and a picture of them."""
     count = 50
     rates = 10.0 ** np.random.default_rng(100).uniform(-4.5, -1.0, count)
-    recipe = recipe_of(steps=recipe_of().steps // 2)
+    recipe = recipe_of()
     found = [scores(replace(recipe, learning_rate=rate), index)[0]
              for index, rate in enumerate(rates.tolist())]  # fmt: skip
     draw_rates(rates, np.array(found))
     best = np.quantile(found, 0.9)
-    good = rates[np.array(found) >= 0.8 * best]
+    good = rates[np.array(found) >= best - 0.2]
     near = (rates >= good.min()) & (rates <= good.max())
     return {
         "rates_runs": count,
@@ -223,7 +223,7 @@ def draw_rates(rates: Floats, found: Floats) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(5.2, 2.6), dpi=80)
-    axes.semilogx(rates, found, ".", color="0.2")
+    axes.semilogx(rates, found.clip(-4.0), ".", color="0.2")
     axes.axhline(0.0, color="0.6", linewidth=0.8)
     axes.set(xlabel="learning rate", ylabel="score", title="50 learning rates and starts")
     figure.tight_layout()
