@@ -1,8 +1,7 @@
 """For bench_a3c.py and bench_mvfst.py: training in the world of online_world.py, and scores.
 
 A *score* is the share that most likely actions get of what an oracle gains over NCCL that knows the
-state and is as late: 0 is NCCL's own choice, 1 the oracle. Constants were set on seeds 100 and
-101; no actor plays in the episodes to score in.
+state and is as late: 0 is NCCL's own choice, 1 the oracle. Constants are of seeds 100, 101.
 """
 
 import copy
@@ -30,9 +29,8 @@ from dynamiccl.train.recipe import Recipe, make_recipe
 FULL: Final = bool(os.environ.get("FULL"))
 SEEDS: Final = range(10 if FULL else 3)
 UPDATES: Final = 1_000 if FULL else 300
-JUDGED: Final = 5_000_000
-#: Of an episode to score in.
-JOBS, ROUNDS = 48, 120
+#: Seed, jobs and rounds of episodes to score in, where no actor plays.
+JUDGED, JOBS, ROUNDS = 5_000_000, 48, 120
 Found = dict[str, Any]
 
 
@@ -70,9 +68,8 @@ def make_network(setting: Setting, recipe: Recipe, seed: int) -> ActorCritic:
     for _ in range(40):
         drawn = draw.random((8, *env.tables.mask.shape)) * env.tables.mask
         seen.append(env.step(drawn.argmax(2))[0])
-    context = seen[0]["context"].shape[-1]
     shape, width = (WINDOW_LENGTH, len(WINDOW_FEATURES)), recipe.hidden_sizes[-1]
-    trunk: Any = Trunk(shape, context, recipe.hidden_sizes)
+    trunk: Any = Trunk(shape, seen[0]["context"].shape[-1], recipe.hidden_sizes)
     for name in ("context", "window"):
         rows = torch.from_numpy(np.concatenate([each[name] for each in seen])).flatten(0, -2)
         getattr(trunk, f"{name}_mean").copy_(rows.mean(0))
