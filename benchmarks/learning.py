@@ -7,9 +7,8 @@
 Parts: the belief in `few-shot`, probe by probe, and `rivals`, after 48 decisions
 (learning_belief.py), in `sweeps`, whole, noisy and small ones, and `public`, published ones
 (learning_sweeps.py); `shapes`, group shapes that nobody measured (learning_grids.py); `narrow`,
-logs of a table in use; `ope`, off-policy estimates; `scenarios`, surroundings that change on
-several systems, against rules and a filter; `agents`, whole jobs in a changing world
-(learning_PART.py); `gate`, what bench_gate.py prints.
+logs of a table in use; `ope`, off-policy estimates (learning_PART.py); `gate`, what bench_gate.py
+prints. What learning is worth where surroundings change, bench_a3c.py and bench_mvfst.py ask.
 
 Writes out/bench/learning.json: single figures by name, and under `data_sets` figures by data set
 and policy, with `_lo` and `_hi` (95 %); the part's minutes and its commit.
@@ -26,12 +25,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from harness import OUT, machine_facts
-from learning_agents import agents
 from learning_belief import few_shot_figures, rival_figures
 from learning_grids import measure, shape_figures, train
 from learning_narrow import narrow_figures
 from learning_ope import ope_figures
-from learning_scenarios import scenario_figures
 from learning_sweeps import public_figures, sweep_figures
 from rich.console import Console
 from rich.table import Table
@@ -42,7 +39,7 @@ SEEDS: Final = 5
 #: Sweeps of which two of ten shapes are left out in each turn.
 SHAPE_SEEDS: Final = 2
 #: Parts that take half an hour each or more: with FULL=1, or by name.
-LONG: Final = ("shapes", "scenarios", "agents")
+LONG: Final = ("shapes",)
 #: Judge's worlds, and those on which rivals play; `make bench-learning` has fewer.
 QUICK_WORLDS: Final = 40, 8
 WORLDS: Final = 200, 20
@@ -73,8 +70,6 @@ def main() -> None:
         "shapes": lambda out: shape_figures(out, SHAPE_SEEDS),
         "narrow": narrow_figures,
         "ope": lambda out: ope_figures(out, train(measure(out, 0), RECIPE, 0)),
-        "scenarios": scenario_figures,
-        "agents": lambda out: agents(out, SEEDS),
         "gate": lambda _: printed_by_gate(),
     }
     asked = sys.argv[1:] or [name for name in parts if FULL or name not in LONG]
