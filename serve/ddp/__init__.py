@@ -17,6 +17,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ import torch.distributed as dist
 
 # `dist.GradBucket`, which type checkers do not find there.
 from torch._C._distributed_c10d import GradBucket
+from torch.nn.functional import pad
 from torch.nn.parallel import DistributedDataParallel
 
 from dynamiccl.errors import UserError
@@ -34,6 +36,9 @@ from dynamiccl.serve.ddp.compression import (
     Places,
     Pruning,
     Residuals,
+    add_up,
+    largest,
+    owe,
     propose,
     take,
 )
@@ -139,6 +144,11 @@ def read(numbers: Sequence[float], told: Interval, step: int) -> Interval:
         lost=None if lost is None else -lost,
         norm=norm,
     )
+
+
+def _finite(gradient: torch.Tensor) -> bool:
+    """Of 16 bits the values may be finite and their sum not."""
+    return bool(torch.isfinite(gradient.sum(dtype=torch.float32)))
 
 
 class Agreement:
@@ -254,8 +264,8 @@ class NetSense:
     Args:
         model: the model whose gradients are exchanged; its process group is used.
         settings: every constant; by default mode "model".
-        optimizer: SGD without momentum, whose rate falls: what is owed is sent at the rate of the
-            step that computed it. The first parameter group's rate counts.
+        optimizer: where its rate falls, what is owed is sent at the rate of the step that computed
+            it; the first parameter group's counts. See also `Settings.shared`.
         report: called as `report(stats, step)` after every step, on this rank's own thread;
             `mlflow.log_metrics` fits.
         clock: where times come from; by default the host's for gloo and the GPU's for NCCL.
@@ -275,7 +285,12 @@ class NetSense:
                 f"NetSense takes a DistributedDataParallel, not a {type(model).__name__}: "
                 f"wrap the model in it first"
             )
-        self.settings = settings or Settings()
+        settings = settings or Settings()
+        plain_sgd = isinstance(optimizer, torch.optim.SGD) and not any(
+            group["momentum"] for group in optimizer.param_groups
+        )
+        shared = plain_sgd if settings.shared is None else settings.shared
+        self.settings = replace(settings, shared=shared)
         self._group: dist.ProcessGroup = model.process_group
         self._ranks = dist.get_world_size(self._group)
         self._rank = dist.get_rank(self._group)
@@ -283,22 +298,19 @@ class NetSense:
         self._names = {id(parameter): name for name, parameter in parameters}
         self._sizes = {name: parameter.numel() for name, parameter in parameters}
         num_bytes = sum(p.numel() * p.element_size() for _, p in parameters)
-        self._gradient = Gradient(sum(self._sizes.values()), num_bytes, self._ranks)
+        self._gradient = Gradient(sum(self._sizes.values()), num_bytes, self._ranks, shared)
         self._law = make_law(self.settings, self._gradient)
         self._clock = clock or (
             DeviceClock() if dist.get_backend(self._group) == "nccl" else HostClock()
         )
         self._report = report
-        self._residuals, self._velocities = Residuals(), Residuals()
-        if optimizer and optimizer.param_groups[0].get("momentum"):
-            raise UserError(
-                f"the optimizer has momentum {optimizer.param_groups[0]['momentum']:g}: give it 0, "
-                f"and the hook Settings(momentum=...), which corrects for values that come late"
-            )
+        self._residuals = Residuals()
         self._optimizer = optimizer
         #: The learning rate of the step before, 0 for none.
         self._rate = 0.0
         self._places = Places()
+        #: A mark of a checkpoint's positions, which all ranks must share.
+        self._loaded = 0
         self._pruning: dict[Layout, Pruning] = {}
         self._steps = 0
         self._step = Step(DENSE if self._ranks == 1 else self._law.decision)
@@ -324,9 +336,6 @@ class NetSense:
         self._step.buckets.append(marks)
         gradient, decision = bucket.buffer(), self._step.decision
         layout = self._layout(bucket)
-        if self.settings.momentum and bool(torch.isfinite(gradient.sum())):
-            velocity = self._velocities.of(layout, gradient.device)
-            gradient.copy_(velocity.mul_(self.settings.momentum).add_(gradient))
         if decision.method is Method.SPARSE:
             return self._sparse(bucket, layout, marks)
         self._step.wire_bytes += decision.wire_bytes(
@@ -345,8 +354,9 @@ class NetSense:
     def _half(self, gradient: torch.Tensor, owed: torch.Tensor, marks: BucketMarks) -> Result:
         """All values in 16 bits, divided first so that the sum fits; rounding errors are kept."""
         gradient.mul_(1.0 / self._ranks)
-        sent = gradient.clamp(-HALF_MAX, HALF_MAX).half()
-        if bool(torch.isfinite(gradient.sum())):
+        most = HALF_MAX / self._ranks
+        sent = gradient.clamp(-most, most).half()
+        if _finite(gradient):
             torch.sub(gradient, sent, out=owed).mul_(self._ranks)
         else:
             sent.fill_(torch.nan)
@@ -362,36 +372,53 @@ class NetSense:
 
     def _sparse(self, bucket: GradBucket, layout: Layout, marks: BucketMarks) -> Result:
         gradient, decision, ranks = bucket.buffer(), self._step.decision, self._ranks
-        numel, device = gradient.numel(), gradient.device
-        owed = self._residuals.of(layout, device)
-        places = self._places.take(layout, decision.count(numel), self._steps, device)
+        numel, device, shared = gradient.numel(), gradient.device, bool(self.settings.shared)
+        owed, count = self._residuals.of(layout, device), decision.count(numel)
         pruning = self._pruning.setdefault(layout, Pruning(self.settings.pruning_scale))
         kept = pruning.kept(bucket.parameters(), decision, self._steps)
-        if bool(torch.isfinite(gradient.sum())):
-            sent = take(gradient, owed, places, decision, ranks, kept)
-            if self.settings.momentum:
-                self._velocities.of(layout, device)[places] = 0.0
+        finite = _finite(gradient)
+        if finite:
+            owe(gradient, owed, kept)
+        if shared:
+            places = self._places.take(layout, count, self._steps, device)
+        elif finite:
+            places = largest(owed, count, self._steps)[0]
         else:
-            # Every rank then sees it, as a GradScaler needs, and nothing is owed of it.
-            kind = torch.float16 if decision.quantised else torch.float32
-            sent = torch.full(places.shape, torch.nan, dtype=kind, device=device)
+            places = torch.arange(count, device=device)
+        # With NaN every rank sees it, as a GradScaler needs, and nothing is owed of it.
+        found = owed if finite else torch.full_like(owed, torch.nan)
+        sent = take(found, places, decision, ranks, gradient.dtype)
+        self._step.wire_bytes += decision.wire_bytes(
+            numel, SINGLE_BYTES, ranks, len(places) if shared else count, shared=shared
+        )
+        if not shared:
+            return self._own(gradient, places, sent, count, marks)
         # Each rank has its say on each position.
         share = (self._rank + self._steps) % ranks
-        proposed = propose(owed, layout, decision, share, ranks, self._steps)
-        chosen = proposed.new_empty(ranks * proposed.numel())
+        told = propose(owed, layout, decision, share, ranks, self._steps)
+        chosen = told.new_empty(ranks * len(told))
         self._places.put(layout, chosen)
-        self._step.wire_bytes += decision.wire_bytes(numel, SINGLE_BYTES, ranks, len(places))
-
-        def write() -> torch.Tensor:
-            gradient.zero_()[places] = sent.to(gradient.dtype)
-            return gradient
-
         marks.launched = self._clock.mark()
-        works = (
-            dist.all_reduce(sent, group=self._group, async_op=True),
-            dist.all_gather_single(chosen, proposed, group=self._group, async_op=True),
-        )
-        both = torch.futures.collect_all([work.get_future() for work in works])
+        first = dist.all_reduce(sent, group=self._group, async_op=True)
+        kind = gradient.dtype
+        write = lambda: gradient.zero_().index_copy_(0, places, sent.to(kind))  # noqa: E731
+        return self._told_too(first, chosen, told, marks, write)
+
+    def _own(
+        self, gradient: torch.Tensor, at: torch.Tensor, sent: torch.Tensor, count: int, marks: Any
+    ) -> Result:
+        places, sent = (pad(each, (0, count - len(at))) for each in (at.int(), sent))
+        values, chosen = (each.new_empty(self._ranks * count) for each in (sent, places))
+        marks.launched = self._clock.mark()
+        first = dist.all_gather_single(values, sent, group=self._group, async_op=True)
+        write = partial(add_up, gradient, chosen, values, self._ranks)
+        return self._told_too(first, chosen, places, marks, write)
+
+    def _told_too(
+        self, first: Any, chosen: torch.Tensor, told: torch.Tensor, marks: Any, write: Any
+    ) -> Result:
+        second = dist.all_gather_single(chosen, told, group=self._group, async_op=True)
+        both = torch.futures.collect_all([work.get_future() for work in (first, second)])
         return self._then(both, marks, write)
 
     def _then(
@@ -441,7 +468,7 @@ class NetSense:
                 decision = self._law.decision
             self._end_step(latency_s)
             self._told = self._last
-            state = self._steps, asdict(self.settings), self._law.state()
+            state = self._steps, asdict(self.settings), self._law.state(), self._loaded
             numbers = numbers_of(self._last, state)
             self._agreement = Agreement(numbers, self._norm, self._group, self._clock)
             if first:
@@ -509,7 +536,6 @@ class NetSense:
             "told": plain(self._told),
             "last": plain(replace(self._last, norm=norm)),
             "error_feedback": self._residuals.state(),
-            "velocity": self._velocities.state(),
             "rate": self._rate,
             "places": self._places.state(),
         }
@@ -530,9 +556,10 @@ class NetSense:
                 f"make it with Settings(**state['settings'])"
             )
         self._residuals.restore(state["error_feedback"], self._sizes)
-        self._velocities.restore(state["velocity"], self._sizes)
         self._law.restore(state["law"])
         self._places.restore(state["places"])
+        places = sorted((name, value.tolist()) for name, value in state["places"].items())
+        self._loaded = zlib.crc32(repr(places).encode())
         self._rate = state["rate"]
         self._steps, self._numbers = state["steps"], state["numbers"]
         self._told = Interval.restored(state["told"])

@@ -1,11 +1,11 @@
 """Algorithm 2 on one bucket: pruning, the k largest, 16-bit values.
 
-n values of a bucket, k of them sent, N ranks. All ranks send the values of the same k positions, so
-that an all-reduce adds them up: an all-gather of each rank's own takes N / 2 times the bytes or
-more, and its k must be so much smaller. The positions of the next step travel beside the values:
-each rank proposes the k / N largest of what it owes in its share of the bucket (with one chooser
-for all: ScaleCom, Chen et al. 2020). Law, to rounding: sent + error feedback + pruned = gradient +
-feedback before.
+n values of a bucket, k of them sent, N ranks. At *shared* positions all ranks send the values of
+the same k, so that an all-reduce adds them up: an all-gather of each rank's *own* takes N / 2 times
+the bytes or more, and its k must be so much smaller. The positions of the next step travel beside
+the values: each rank proposes the k / N largest of what it owes in its share of the bucket (with
+one chooser for all: ScaleCom, Chen et al. 2020). Law, to rounding: sent + error feedback + pruned =
+gradient + feedback before.
 
 `topk` of 11.5 M values takes 0.2-0.4 s of a CPU core. So a sample of 32,768 gives a threshold that
 slightly more than k exceed, and `topk` chooses among these. One call in forty needs a second, lower
@@ -79,43 +79,52 @@ def _choose(
     return places[wanted], values[wanted]
 
 
-HALF_MAX: Final = 65504.0
+#: Of a sum in 16 bits, which holds 65504, but rounds at each rank.
+HALF_MAX: Final = 65000.0
 #: Steps between looks at the weights, which move slowly.
 PRUNE_EVERY: Final = 16
 _RATE_BAND: Final = 0.05
 _WEIGHT_SAMPLE: Final = 1 << 14
 
 
-def take(
-    gradient: torch.Tensor,
-    residual: torch.Tensor,
-    places: torch.Tensor,
-    decision: Decision,
-    ranks: int,
-    kept: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """What a rank adds to the mean at `places`, (k,), of 32 or 16 bits; the rest is owed.
+def owe(gradient: torch.Tensor, residual: torch.Tensor, kept: torch.Tensor | None) -> None:
+    """Add a finite gradient (n,) to the error feedback (n,), of 32 bits, in place.
 
-    Args:
-        gradient: (n,), any floating type, finite.
-        residual: (n,) of 32 bits, the error feedback; changed in place.
-        places: (k,) distinct positions, the same on all ranks.
-        decision: of how many bits.
-        ranks: what the values are divided by first, so that a sum in 16 bits fits.
-        kept: (n,) of bool, false where pruning takes out what would be sent, which is lost; None
-            for no pruning.
+    Where `kept` (n,), of bool, is false, pruning takes out what would be sent, which is lost.
     """
     residual.add_(gradient)
     if kept is not None:
         for block in blocks(residual.numel(), residual.device):
             # `masked_fill_` takes four times as long.
             residual[block].mul_(kept[block])
+
+
+def take(
+    residual: torch.Tensor, places: torch.Tensor, decision: Decision, ranks: int, kind: torch.dtype
+) -> torch.Tensor:
+    """What a rank adds to the mean at distinct `places`, (k,); the rest is owed.
+
+    Divided by `ranks` first, so that a sum in 16 bits fits, also if the gradient's `kind` has them.
+    """
     found = residual[places]
     sent = found / ranks
+    if decision.quantised or kind == torch.float16:
+        sent.clamp_(-HALF_MAX / ranks, HALF_MAX / ranks)
     if decision.quantised:
-        sent = sent.clamp_(-HALF_MAX, HALF_MAX).half()
+        sent = sent.half()
     residual[places] = found.sub_(sent.float(), alpha=ranks)
     return sent
+
+
+def add_up(
+    gradient: torch.Tensor, places: torch.Tensor, values: torch.Tensor, ranks: int
+) -> torch.Tensor:
+    """The sum of all ranks' own `values` at their `places`, both (N * k,)."""
+    mean = torch.zeros(len(gradient), device=gradient.device)
+    # By rank: a GPU adds up equal positions in any order, another one on each rank.
+    for at, value in zip(places.chunk(ranks), values.chunk(ranks), strict=True):
+        mean.scatter_add_(0, at.long(), value.float())
+    return gradient.copy_(mean)
 
 
 def propose(

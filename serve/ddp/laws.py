@@ -27,8 +27,8 @@ class Settings:
     mode: Mode = "model"
     #: Share of values that the first step sends. Paper: the same.
     start_ratio: float = 0.01
-    #: ... and the smallest. None: 0.005 in mode paper, and 0.02 in mode model, about as many bytes
-    #: between eight ranks as 0.003 of an all-gather.
+    #: ... and the smallest. None: 0.02 in mode model at shared positions, about as many bytes
+    #: between eight ranks as 0.003 of own ones, and else 0.005.
     min_ratio: float | None = None
 
     #: Mode model: communication may take what backward hides (first bucket's launch to last), the
@@ -63,9 +63,9 @@ class Settings:
     #: and 0 in mode model: no help is shown. Biases and norms stay: many begin at 0.
     pruning: float | None = None
 
-    #: SGD's momentum, which the optimizer then must not have: each rank keeps its velocity, owes it
-    #: in place of the gradient, and ends it where values were sent (Lin et al. 2018, section 3).
-    momentum: float = 0.0
+    #: Whether all ranks send the values of the same positions; else each its own largest. None:
+    #: where `NetSense` is given SGD without momentum. Momentum multiplies what comes late.
+    shared: bool | None = None
 
     #: Steps in the windows of BtlBw, and of RTprop and the latency L.
     btlbw_window: int = BTLBW_WINDOW
@@ -78,7 +78,7 @@ class Settings:
             _check(name, getattr(self, name), 0.0, 1.0, above=True)
         _check("min_ratio", self.least_ratio, 0.0, 1.0, above=True)
         _check("pruning", self.pruning_scale, 0.0, 1.0)
-        for name in ("dead_band", "switch_gain", "momentum"):
+        for name in ("dead_band", "switch_gain"):
             _check(name, getattr(self, name), 0.0, 1.0)
         for name in ("slowdown", "beta1", "beta2", "tr_q", "tr_d"):
             _check(name, getattr(self, name), 0.0, float("inf"))
@@ -91,7 +91,7 @@ class Settings:
     def least_ratio(self) -> float:
         """`min_ratio`, None resolved."""
         if self.min_ratio is None:
-            return 0.005 if self.mode == "paper" else 0.02
+            return 0.005 if self.mode == "paper" or self.shared is False else 0.02
         return self.min_ratio
 
     @property
@@ -127,7 +127,7 @@ class Decision:
     """What all ranks do in a step, and the share of values sent.
 
     Bytes are what one rank receives: 2(N-1)/N of the payload in an all-reduce of N ranks, N-1
-    payloads in an all-gather. In a ring it sends as many. Sparse has both.
+    payloads in an all-gather. In a ring it sends as many. Sparse has both at shared positions.
     """
 
     method: Method
@@ -143,12 +143,15 @@ class Decision:
         return math.ceil(self.count(numel) / ranks)
 
     def wire_bytes(
-        self, numel: int, element_bytes: int, ranks: int, count: int | None = None
+        self, numel: int, element_bytes: int, ranks: int, count: int = 0, *, shared: bool = True
     ) -> float:
         """Bytes of a bucket; `element_bytes` is of the gradient's own type, `count` values sent."""
         if self.method is Method.SPARSE:
             each = HALF_BYTES if self.quantised else SINGLE_BYTES
-            values = 2.0 / ranks * (self.count(numel) if count is None else count) * each
+            count = count or self.count(numel)
+            if not shared:
+                return float((ranks - 1) * count * (each + INDEX_BYTES))
+            values = 2.0 / ranks * count * each
             return (ranks - 1) * (values + INDEX_BYTES * self.proposed(numel, ranks))
         each = min(HALF_BYTES, element_bytes) if self.method is Method.FP16 else element_bytes
         return 2.0 * (ranks - 1) / ranks * numel * each
@@ -202,11 +205,12 @@ class Gradient:
     numel: int
     num_bytes: int
     ranks: int
+    shared: bool = True
 
     def wire_bytes(self, decision: Decision) -> float:
         """Bytes that a rank receives in a step, but for each bucket's rounding."""
         each = round(self.num_bytes / max(1, self.numel))
-        return decision.wire_bytes(self.numel, each, self.ranks)
+        return decision.wire_bytes(self.numel, each, self.ranks, shared=self.shared)
 
 
 class Law(ABC):

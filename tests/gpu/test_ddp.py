@@ -9,6 +9,7 @@ With NCCL_TESTS_STAND_IN=1 the same job runs on CPUs and gloo, to check the test
 """
 
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -21,7 +22,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dynamiccl.serve.ddp import NetSense, Settings, netsense_hook
-from tests.cluster.slurm import free_ports
 from tests.gpu.ranks import LIMIT_S, SOCKETS_ONLY, STAND_IN, plain_environment, skip_without_nccl
 
 pytestmark = pytest.mark.gpu
@@ -37,7 +37,8 @@ def test_the_hook_trains_on_nccl_over_sockets() -> None:
     common = plain_environment() | SOCKETS_ONLY | {"WORLD_SIZE": str(ranks)}
     # Which of ours and NCCL's are left out there.
     common |= {"NCCL_TESTS_STAND_IN": "1"} if STAND_IN else {}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     processes = [
         subprocess.Popen(
             [sys.executable, __file__],
@@ -91,7 +92,8 @@ def take_part() -> None:
     for name, settings in (
         ("all-reduce", None),
         ("dense", Settings(start_ratio=1.0, slowdown=1e9)),
-        ("adaptive", Settings()),
+        ("shared", Settings(shared=True)),
+        ("own", Settings(shared=False)),
         ("paper", Settings(mode="paper")),
     ):
         model = make(device)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dynamiccl.serve.ddp.compression import SAMPLE, Places, Pruning, largest, propose, take
+from dynamiccl.serve.ddp.compression import SAMPLE, Places, Pruning, largest, owe, propose, take
 from dynamiccl.serve.ddp.laws import Decision, Method
 
 CPU = torch.device("cpu")
@@ -30,7 +30,8 @@ def test_sent_and_error_feedback_and_pruned_are_the_gradient(
         gradient, before = numbers(numel, 10 + step), residual.clone()
         places = largest(numbers(numel, step), 31)[0]
         sent = torch.zeros(numel)
-        values = take(gradient.clone(), residual, places, decision, ranks, kept)
+        owe(gradient, residual, kept)
+        values = take(residual, places, decision, ranks, torch.float32)
         sent[places] = values.float() * ranks
         lost = (gradient + before) * ~kept
         torch.testing.assert_close(sent + residual + lost, gradient + before, rtol=0, atol=1e-6)
@@ -40,10 +41,18 @@ def test_sent_and_error_feedback_and_pruned_are_the_gradient(
 
 
 def test_what_16_bits_cannot_hold_stays_in_the_error_feedback() -> None:
-    gradient, residual = torch.tensor([1e6, 1.0, 0.0, 0.0]), torch.zeros(4)
-    sent = take(gradient.clone(), residual, torch.tensor([0]), HALF, 2)
-    assert sent.tolist() == [65504.0]
-    assert residual.tolist() == [1e6 - 2 * 65504.0, 1.0, 0.0, 0.0]
+    gradient = torch.tensor([1e6, 1.0, 0.0, 0.0])
+    for ranks in (2, 3, 8):
+        residual = gradient.clone()
+        sent = take(residual, torch.tensor([0]), HALF, ranks, torch.float32)
+        total = sum(sent for _ in range(ranks))
+        assert 64_900.0 < float(total) <= 65_504.0
+        assert residual.tolist() == [1e6 - ranks * float(sent), 1.0, 0.0, 0.0]
+    # What is owed is of 32 bits, what an optimizer gets of the gradient's own.
+    residual = torch.tensor([1e6, 0.0, 0.0, 0.0])
+    sent = take(residual, torch.tensor([0]), SPARSE, 2, torch.float16)
+    assert torch.isfinite((2 * sent).half()).all()
+    assert residual[0] == 1e6 - 65_000.0
 
 
 LAYOUT = (("a", 700), ("b", 3), ("c", 298))

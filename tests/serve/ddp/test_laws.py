@@ -206,6 +206,8 @@ def test_wire_bytes_by_hand() -> None:
     # 10 values as an all-reduce of 4 or 2 bytes each, and 3 positions of 4 bytes of 3 others.
     assert gradient.wire_bytes(sparse) == 2 * 3 / 4 * 10 * 4 + 3 * 3 * 4
     assert gradient.wire_bytes(replace(sparse, quantised=True)) == 2 * 3 / 4 * 10 * 2 + 3 * 3 * 4
+    # Own positions: 10 of 4 bytes, with values of 4, of 3 others.
+    assert replace(gradient, shared=False).wire_bytes(sparse) == 3 * 10 * (4 + 4)
     # A step sends the values of the positions that were agreed on in the step before.
     assert sparse.wire_bytes(1000, 4, 4, count=20) == 2 * 3 / 4 * 20 * 4 + 3 * 3 * 4
 
