@@ -130,7 +130,7 @@ _COST_PROTOCOLS: Final = (Protocol.LL, Protocol.LL128, Protocol.Simple)
 
 #: Algorithm, protocol, and channels where the release prints them.
 Choice = tuple[str, str, int | None]
-_Kind = TypeVar("_Kind", Algorithm, Protocol, Collective)
+Kind = TypeVar("Kind", Algorithm, Protocol, Collective)
 
 
 def program_in(line: str) -> str | None:
@@ -351,7 +351,7 @@ def requested_by(settings: Mapping[str, str | None], collective: Collective) -> 
 
 
 def _single(
-    rest: dict[str, str], name: str, kind: type[_Kind], collective: Collective
+    rest: dict[str, str], name: str, kind: type[Kind], collective: Collective
 ) -> str | None:
     """Take `name` out of `rest` if it names exactly one choice. Raises UnknownName."""
     if name not in rest:
@@ -411,7 +411,7 @@ def logged_calls(lines: Iterable[str]) -> Iterator[LoggedCall]:
         yield LoggedCall(collective, int(size), per_rank, choice)
 
 
-def named(kind: type[_Kind], text: str) -> _Kind | None:
+def named(kind: type[Kind], text: str) -> Kind | None:
     """The member of a name or number; None for unknown ones (a later NCCL)."""
     try:
         return kind(int(text)) if text.isdecimal() else kind.parse(text.strip())

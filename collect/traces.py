@@ -24,16 +24,16 @@ import pyarrow as pa
 from dynamiccl.collect.calls import RANK_RECORD, join_traces
 from dynamiccl.collect.grid import DATATYPE_BYTES
 from dynamiccl.collect.lines import opened, plain_lines, unwrapped
+from dynamiccl.collect.nccl_log import Kind, named
 from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets.schema import STEPS, CallSource
-from dynamiccl.errors import CorruptFile, DataError, OutputError, UnknownName
+from dynamiccl.errors import CorruptFile, DataError, OutputError
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 
 _Row = dict[str, Any]
 _Rows = list[_Row]
-#: Characters that tell the kind of a trace, and of a slice in which one of PyTorch's is decoded.
+#: Characters that tell the kind of a trace.
 BEGINNING: Final = 1 << 16
-_SLICE: Final = 1 << 22
 SIGNS: Final = {
     CallSource.KINETO: r'(?s)\A\s*\{.*(?:"traceEvents"|"schemaVersion"\s*:\s*\d+.*"deviceProp)',
     CallSource.INSPECTOR: r'(?s)\A\s*\{.*"(?:coll_perf|p2p_perf|dump_stats|proxy_trace)"\s*:',
@@ -219,14 +219,11 @@ def _inspected(document: _Row, comm: _Row, line: int, report: FileReport) -> _Ro
     return [record]
 
 
-def _wire(
-    value: object, kind: type[Algorithm | Collective | Protocol], report: FileReport
-) -> str | None:
-    try:
-        return None if value is None else kind.parse(str(value)).wire
-    except UnknownName:
+def _wire(value: object, kind: type[Kind], report: FileReport) -> str | None:
+    found = None if value is None else named(kind, str(value))
+    if value is not None and found is None:
         report.remark(f"{kind.__name__.lower()} '{value}' is none of NCCL's: left open")
-        return None
+    return found and found.wire
 
 
 def comm_kernel(name: str) -> tuple[Collective | None, bool | None] | None:
@@ -279,11 +276,18 @@ def _kind_of(category: str, name: str) -> str:
 def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tuple[_Rows, _Rows]:
     """One rank's calls, in order of begin, and steps. Raises CorruptFile."""
     spans: dict[str, list[_Span]] = defaultdict(list)
+
+    def taken(found: _Row) -> _Row | None:
+        """Events are many: nothing is left of them but their spans."""
+        if "ph" not in found:
+            return found
+        _keep(found, spans, report)
+        return None
+
     try:
-        head = _decoded(file, lambda event: _keep(event, spans, report))
+        head = mapping(json.load(file, strict=False, object_hook=taken))
     except (ValueError, RecursionError) as error:
-        # A slice has other columns than the file, but the same lines.
-        why = f"it does not decode: {str(error).partition(' column')[0]}"
+        why = f"it does not decode: {error}"
         raise CorruptFile(f"{report.path} is damaged, {why}; copy it again") from error
     info = mapping(head.get("distributedInfo"))
     rank, base_us = whole(info.get("rank")), (whole(head.get("baseTimeNanoseconds")) or 0) / 1e3
@@ -316,37 +320,7 @@ def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tup
     return calls, [step | {"rank": rank} for step in _steps(marks, spans, base_us)]
 
 
-def _decoded(file: TextIO, seen: Callable[[Any], None]) -> _Row:
-    """What a trace says beside its events, which go to `seen` one by one to spare memory.
-
-    What fits no slice goes to one decoder, which says where it failed (ValueError, RecursionError).
-    """
-    decoder, after = json.JSONDecoder(strict=False), re.compile(r"\s*,?\s*")
-    rest = more = file.read(_SLICE)
-    begin = re.search(r'"traceEvents"\s*:\s*\[', rest)
-    head, lines = rest[: begin.end()] if begin else "", 0
-    rest = rest[len(head) :]
-    while begin and more:
-        at = 0
-        try:
-            while gap := after.match(rest, at):
-                at = gap.end()
-                event, at = decoder.raw_decode(rest, at)
-                seen(event)
-        except ValueError:
-            lines += rest.count("\n", 0, at)
-            rest = rest[at:]
-            more = file.read(_SLICE) if len(rest) <= _SLICE and rest[:1] != "]" else ""
-            rest += more
-    document = mapping(decoder.decode(head + "\n" * lines + rest + file.read()))
-    events = document.get("traceEvents")
-    for event in events if isinstance(events, list) else []:
-        seen(event)
-    return document
-
-
-def _keep(event: object, spans: _Spans, report: FileReport) -> None:
-    event = mapping(event)
+def _keep(event: _Row, spans: _Spans, report: FileReport) -> None:
     name = str(event.get("name", ""))
     kind = _kind_of(str(event.get("cat")), name) if event.get("ph") == "X" else ""
     if not kind:
