@@ -31,7 +31,6 @@ __all__ = ["ImportOptions", "ImportSummary", "import_files"]
 
 _CALLS: Final = "calls"
 _TEXT: Final = Source.NCCL_TESTS_TEXT.value
-_TRACES: Final = {source.value for source in SIGNS}
 
 
 @dataclass(slots=True)
@@ -94,7 +93,7 @@ def import_files(
     """
     summary = ImportSummary()
     options = options or ImportOptions()
-    reports, hashes = _recognised(paths, options, summary)
+    reports, hashes = recognised(paths, options, summary)
     if not reports:
         given = ", ".join(map(str, paths)) or "no file to import"
         why = (
@@ -113,8 +112,7 @@ def import_files(
             run.write_file(report)
         except DataError as error:
             report.failure = error
-    # Traces that are read report themselves.
-    summary.files += [each for each in reports if each.format not in _TRACES or each.remarks]
+    summary.files = reports
     run.write_jobs([each for each in to_read if _FORMATS[each.format][1] is None])
     summary.add_up()
     if errors := summary.errors:
@@ -123,7 +121,7 @@ def import_files(
     return summary
 
 
-def _recognised(
+def recognised(
     paths: Sequence[Path], told: ImportOptions, summary: ImportSummary
 ) -> tuple[list[FileReport], dict[str, str]]:
     """Each file's report (no format: unreadable; equal bytes: a remark), and SHA-256 by path."""
@@ -241,11 +239,10 @@ class _Import:
         base = {**options.columns(Path(reports[0].path)), **known}
         recorded = [each for each in reports if each.format == _CALLS]
         tables = [("calls", read_calls(recorded, base))]
-        if others := [Path(each.path) for each in reports if each.format != _CALLS]:
+        if others := [each for each in reports if each.format != _CALLS]:
             base |= {"num_ranks": options.num_ranks, "num_nodes": options.num_nodes}
             traces = read_traces(others, **base)
             tables += [("calls", traces.calls), ("steps", traces.steps)]
-            summary.files += traces.reports
             summary.rank_records = pc.sum(traces.calls["ranks_seen"]).as_py() or 0
             summary.steps_written = traces.steps.num_rows
             summary.untimed = dict(traces.untimed.most_common())

@@ -296,8 +296,8 @@ class Shell:
             self.after = {k: v for k, v in self.after.items() if k not in told} | found
         elif is_bare:
             # What `env` prints may persist; what is no shell's line sets nothing.
-            new = {k: None for k, v in told.items() if not v or self.exported.get(k) != v}
-            self.after = self.after | new
+            new = [name for name, v in told.items() if not v or self.exported.get(name) != v]
+            self.after = {**self.after, **dict.fromkeys(new)}
         self.exported = {k: v for k, v in self.exported.items() if k not in told} | found
         for environment in self.commands:
             # Between a command and its output, only what the output prints itself is sure.

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from dynamiccl.collect.calls import RANK_RECORD, join_traces
 from dynamiccl.collect.grid import DATATYPE_BYTES
-from dynamiccl.collect.lines import opened, plain_lines, unwrapped
+from dynamiccl.collect.lines import opened, unwrapped
 from dynamiccl.collect.nccl_log import Kind, named
 from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets.schema import STEPS, CallSource
@@ -74,38 +74,19 @@ class Traces(NamedTuple):
     #: Why calls have no time -> calls.
     untimed: Counter[str]
 
-    @property
-    def errors(self) -> list[DataError]:
-        """Why traces gave nothing, or not all."""
-        return [report.failure for report in self.reports if report.failure]
 
-
-def trace_source(path: Path) -> CallSource | None:
-    """The kind of a trace by its beginning; None for other files."""
-    with opened(path) as file:
-        head = "\n".join(plain_lines(file.read(BEGINNING).splitlines()))
-    return next((source for source, sign in SIGNS.items() if re.search(sign, head)), None)
-
-
-def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any) -> Traces:
-    """Read the traces of all ranks of one job; errors of single traces are in their reports.
+def read_traces(reports: list[FileReport], *, system: str, sweep: str, **known: Any) -> Traces:
+    """Read the traces of all ranks of one job (formats of SIGNS), at least one; fills `reports`.
 
     `known` are columns of `calls`; `num_ranks` and `num_nodes` count where traces tell none.
-    Raises OutputError where no file is a trace.
     """
     base = {"system": system, "sweep": sweep, "run": sweep, **known}
-    named = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in paths]
-    tried = [FileReport(str(path), "") for path in chain.from_iterable(named) if path.is_file()]
     records, steps = _Rows(), _Rows()
-    for report in tried:
+    for report in reports:
         calls, rows = _read(report, base.get("num_ranks"))
         same = {"source": report.format, "source_file": report.path}
         records += [call | same for call in calls]
         steps += [base | row | same for row in rows]
-    reports = [report for report in tried if report.format or report.failure]
-    if not reports:
-        listed = ", ".join(map(str, paths))
-        raise OutputError(f"{listed}: no trace of PyTorch's profiler or NCCL's Inspector; name one")
     table, untimed, duplicates = join_traces(pl.DataFrame(records, schema=RANK_RECORD), base)
     reports[0].duplicates += duplicates
     steps.sort(key=itemgetter("source_file", "step"))
@@ -114,15 +95,10 @@ def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any)
 
 
 def _read(report: FileReport, num_ranks: int | None) -> tuple[_Rows, _Rows]:
-    """Records as RANK_RECORD, and rows of steps; none of other files."""
-    path = Path(report.path)
+    """Records as RANK_RECORD, and rows of steps."""
     try:
-        source = trace_source(path)
-        if source is None:
-            return [], []
-        report.format = source.value
-        with opened(path) as file:
-            if source is CallSource.KINETO:
+        with opened(Path(report.path)) as file:
+            if report.format == CallSource.KINETO:
                 calls, steps = _read_kineto(file, report, num_ranks)
             else:
                 calls, steps = _read_inspector(unwrapped(file), report), []
@@ -132,7 +108,8 @@ def _read(report: FileReport, num_ranks: int | None) -> tuple[_Rows, _Rows]:
     if not calls and report.failure is None:
         report.remark("no collective in it")
         if report.rejected and not steps:
-            report.failure = OutputError(f"{path} holds no usable record; {report.rejected[0]}")
+            why = f"{report.path} holds no usable record; {report.rejected[0]}"
+            report.failure = OutputError(why)
     return calls, steps
 
 

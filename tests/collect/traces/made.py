@@ -8,14 +8,17 @@ from typing import Any
 
 import polars as pl
 
-from dynamiccl.collect.traces import Traces, read_traces
+from dynamiccl.collect.imports import ImportOptions, ImportSummary, recognised
+from dynamiccl.collect.traces import SIGNS, Traces, read_traces
 
 
 def read(*paths: Path, **known: Any) -> Traces:
     """The traces as one import of a job, of which something could be read."""
-    found = read_traces(paths, system="box", sweep="job", **known)
-    if found.errors and not found.calls.num_rows:
-        raise found.errors[0]
+    reports, _ = recognised(paths, ImportOptions(), ImportSummary())
+    traces = [report for report in reports if report.format in SIGNS]
+    found = read_traces(traces, system="box", sweep="job", **known)
+    if not found.calls.num_rows and (error := found.reports[0].failure):
+        raise error
     return found
 
 
