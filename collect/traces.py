@@ -200,7 +200,7 @@ def _wire(value: object, kind: type[Kind], report: FileReport) -> str | None:
     found = None if value is None else named(kind, str(value))
     if value is not None and found is None:
         report.remark(f"{kind.__name__.lower()} '{value}' is none of NCCL's: left open")
-    return found and found.wire
+    return None if found is None else found.wire
 
 
 def comm_kernel(name: str) -> tuple[Collective | None, bool | None] | None:

@@ -127,18 +127,20 @@ def test_ranks_of_a_call_are_joined_and_the_least_is_its_time(tmp_path: Path) ->
     assert calls["timing_source"].to_list() == ["gpu", "cpu", "cpu"]
 
 
-@pytest.mark.parametrize("algorithm", ["NVLS_TREE", "HierarchicalDirect"])
+@pytest.mark.parametrize(
+    ("algorithm", "ours"),
+    [("NVLS_TREE", "NVLSTree"), ("TREE", "Tree"), ("HierarchicalDirect", None)],
+)
 def test_format_4_2_tells_algorithm_and_protocol_if_they_are_nccls(
-    algorithm: str, tmp_path: Path
+    algorithm: str, ours: str | None, tmp_path: Path
 ) -> None:
     told: dict[str, Any] = {"coll_algo": algorithm, "coll_proto": "SIMPLE"}
     lines = [inspector_line(rank, 0, 5.0, version="v4.2", **told) for rank in (0, 1)]
     found = read(write_lines(tmp_path / "a.log", *lines))
     [call] = found.calls.to_pylist()
-    is_nccls = algorithm == "NVLS_TREE"
-    assert call["actual_algorithm"] == ("NVLSTree" if is_nccls else None)
-    assert call["actual_protocol"] == "Simple"
-    assert any("none of NCCL's" in each for each in found.reports[0].remarks) != is_nccls
+    assert (call["actual_algorithm"], call["actual_protocol"]) == (ours, "Simple")
+    is_told = any("none of NCCL's" in each for each in found.reports[0].remarks)
+    assert is_told == (ours is None)
 
 
 @pytest.mark.parametrize(
