@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from dynamiccl.belief import Belief, doubted, neighbours, prior_of
-from dynamiccl.collect.imports import ImportOptions, ImportSummary, recognised
+from dynamiccl.collect.imports import ImportOptions, recognised
 from dynamiccl.collect.traces import SIGNS, read_traces
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import placed, run_names, task_grid
@@ -114,13 +114,13 @@ def read_job(paths: Sequence[Path], ranks_per_node: int) -> Job:
         else:
             files.append(path)
     if files:
-        reports, _ = recognised(files, ImportOptions(), ImportSummary())
-        found = [each for each in reports if each.format in SIGNS and not each.remarks]
+        summary = recognised(files, ImportOptions())
+        found = [each for each in summary.files if each.format in SIGNS and not each.remarks]
         if found:
             traces = read_traces(found, system="trace", sweep="trace")
             calls.append(pl.DataFrame(traces.calls))
             steps.append(pl.DataFrame(traces.steps))
-        errors = [each.failure for each in reports if each.failure]
+        errors = summary.errors
         if not sum(map(len, calls + steps)):
             listed = ", ".join(map(str, files))
             why = f"{listed}: no trace of PyTorch's profiler or NCCL's Inspector; name one"

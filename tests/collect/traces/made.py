@@ -8,13 +8,13 @@ from typing import Any
 
 import polars as pl
 
-from dynamiccl.collect.imports import ImportOptions, ImportSummary, recognised
+from dynamiccl.collect.imports import ImportOptions, recognised
 from dynamiccl.collect.traces import SIGNS, Traces, read_traces
 
 
 def read(*paths: Path, **known: Any) -> Traces:
     """The traces as one import of a job, of which something could be read."""
-    reports, _ = recognised(paths, ImportOptions(), ImportSummary())
+    reports = recognised(paths, ImportOptions()).files
     traces = [report for report in reports if report.format in SIGNS]
     found = read_traces(traces, system="box", sweep="job", **known)
     if not found.calls.num_rows and (error := found.reports[0].failure):
