@@ -6,7 +6,7 @@ Calls files and traces that are named together are joined into parts together.
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -31,7 +31,6 @@ __all__ = ["ImportOptions", "ImportSummary", "import_files"]
 
 _CALLS: Final = "calls"
 _TEXT: Final = Source.NCCL_TESTS_TEXT.value
-_TRACES: Final = {source.value for source in SIGNS}
 
 
 @dataclass(slots=True)
@@ -92,9 +91,9 @@ def import_files(
 
     Files without a row raise once all others are written: OutputError, or a single file's error.
     """
-    summary = ImportSummary()
     options = options or ImportOptions()
-    reports, hashes = _recognised(paths, options, summary)
+    summary = recognised(paths, options)
+    reports = summary.files
     if not reports:
         given = ", ".join(map(str, paths)) or "no file to import"
         why = (
@@ -106,15 +105,13 @@ def import_files(
     unknown = [report.path for report in reports if report.format not in {"", CSV}]
     if options.system is None and unknown:
         raise UserError(f"{unknown[0]} does not say on which system it is; name it with --system")
-    run = _Import(out_dir, options, hashes, summary)
+    run = _Import(out_dir, options, summary)
     to_read = [each for each in reports if each.format and not each.remarks]
     for report in to_read:
         try:
             run.write_file(report)
         except DataError as error:
             report.failure = error
-    # Traces that are read report themselves.
-    summary.files += [each for each in reports if each.format not in _TRACES or each.remarks]
     run.write_jobs([each for each in to_read if _FORMATS[each.format][1] is None])
     summary.add_up()
     if errors := summary.errors:
@@ -123,22 +120,19 @@ def import_files(
     return summary
 
 
-def _recognised(
-    paths: Sequence[Path], told: ImportOptions, summary: ImportSummary
-) -> tuple[list[FileReport], dict[str, str]]:
-    """Each file's report (no format: unreadable; equal bytes: a remark), and SHA-256 by path."""
+def recognised(paths: Sequence[Path], told: ImportOptions) -> ImportSummary:
+    """A report for each file (no format: unreadable; equal bytes: a remark), before any is read."""
+    summary = ImportSummary()
     known = told.systems_file and told.systems_file.resolve()
-    reports: list[FileReport] = []
     first: dict[str, Path] = {}
-    hashes: dict[str, str] = {}
     for path in paths:
         below = sorted(each for each in path.rglob("*") if each.is_file())
         for file in [f for f in below if f.resolve() != known] if path.is_dir() else [path]:
             report = FileReport(str(file), "")
             try:
                 report.format = _recognise(file, is_named=file == path)
-                hashes[report.path] = file_sha256(file)
-                same = first.setdefault(hashes[report.path], file)
+                report.sha256 = file_sha256(file)
+                same = first.setdefault(report.sha256, file)
                 if same is not file:
                     report.remark(f"the same bytes as {same}; not taken twice")
             except DataError as error:
@@ -146,8 +140,8 @@ def _recognised(
                     summary.skipped[str(file)] = str(error).removeprefix(f"{file} is ")
                     continue
                 report.failure = error
-            reports.append(report)
-    return reports, hashes
+            summary.files.append(report)
+    return summary
 
 
 def _read_output(path: Path, run: str, told: ImportOptions, report: FileReport) -> Iterator[Part]:
@@ -199,10 +193,8 @@ def _recognise(path: Path, *, is_named: bool) -> str:
 
 
 class _Import:
-    def __init__(
-        self, out: Path, options: ImportOptions, hashes: Mapping[str, str], summary: ImportSummary
-    ) -> None:
-        self._out, self._options, self._hashes, self._summary = out, options, hashes, summary
+    def __init__(self, out: Path, options: ImportOptions, summary: ImportSummary) -> None:
+        self._out, self._options, self._summary = out, options, summary
         self._seen = set(part_paths(out)) if out.is_dir() else set()
 
     def write_file(self, report: FileReport) -> None:
@@ -210,7 +202,7 @@ class _Import:
         path, read, wrong = Path(report.path), _FORMATS[report.format][1], 0
         if read is None:
             return
-        run = f"{slug(path.stem)[:80]}-{self._hashes[report.path][:8]}"
+        run = f"{slug(path.stem)[:80]}-{report.sha256[:8]}"
         for kind, table in read(path, run, self._options, report):
             parts = self._write(kind, table, [report])
             report.parts += map(str, parts)
@@ -228,7 +220,7 @@ class _Import:
 
     def _write(self, kind: str, table: pa.Table, reports: Sequence[FileReport]) -> list[Path]:
         # No command line and no host: importing again writes the same parts.
-        files = {Path(report.path).name: self._hashes[report.path] for report in reports}
+        files = {Path(report.path).name: report.sha256 for report in reports}
         provenance = program_record("import", files=files)
         return write_part(self._out, table, kind=kind, provenance=provenance)
 
@@ -241,11 +233,10 @@ class _Import:
         base = {**options.columns(Path(reports[0].path)), **known}
         recorded = [each for each in reports if each.format == _CALLS]
         tables = [("calls", read_calls(recorded, base))]
-        if others := [Path(each.path) for each in reports if each.format != _CALLS]:
+        if others := [each for each in reports if each.format != _CALLS]:
             base |= {"num_ranks": options.num_ranks, "num_nodes": options.num_nodes}
             traces = read_traces(others, **base)
             tables += [("calls", traces.calls), ("steps", traces.steps)]
-            summary.files += traces.reports
             summary.rank_records = pc.sum(traces.calls["ranks_seen"]).as_py() or 0
             summary.steps_written = traces.steps.num_rows
             summary.untimed = dict(traces.untimed.most_common())

@@ -217,26 +217,25 @@ class NcclTestsRunner(Runner):
         self._site.work.mkdir(parents=True, exist_ok=True)
         # Another one each time: on NFS a file that a rank has open keeps its folder.
         folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=self._site.work))
-        grid = schedule.deal(launch)
+        calls = schedule.calls_of(launch, self._file)
+        ran = _Ran(launch, schedule.deal(launch), calls, folder, self._file.runner)
         if launch.mode is LaunchMode.READ_BACK:
-            ran = self._start(launch, grid, folder, lambda _: None)
-            return self._read_back(launch, grid, folder, ran)
+            self._start(ran, lambda _: None)
+            return self._read_back(ran)
         (program, *_) = self._program(launch.setting, folder)
         nodes = Nodes(self._file.launcher)
         with disturb(nodes, self._num_gpus, launch.setting, program) as lost:
-            ran = self._start(launch, grid, folder, progress)
+            self._start(ran, progress)
             alone = lost()
-        return self._timed(launch, grid, folder, ran, alone)
+        return self._timed(ran, alone)
 
-    def _start(
-        self, launch: Launch, grid: Grid, folder: Path, progress: Callable[[int], None]
-    ) -> "_Ran":
+    def _start(self, ran: "_Ran", progress: Callable[[int], None]) -> None:
+        launch, grid, folder = ran.launch, ran.grid, ran.folder
         setting, container = launch.setting, self._file.launcher.container
         inside = Path(launchers.map_into_container(str(folder.resolve()), container))
-        calls = schedule.calls_of(launch, self._file)
         digest = plugin = ""
         if launch.is_scheduled:
-            played = schedule.schedule_of(setting, grid, calls)
+            played = schedule.schedule_of(setting, grid, ran.calls)
             (folder / schedule.SCHEDULE_NAME).write_bytes(played.to_bytes())
             digest = played.content_hash
             plugin = launchers.map_into_container(str(self._site.plugin), container)
@@ -247,8 +246,7 @@ class NcclTestsRunner(Runner):
         ranks = Ranks(argv, env, setting.hosts, setting.ranks_per_host, unset=unset)
         started = launchers.command(ranks, self._file.launcher)
         self._command = shlex.join(started)
-        slow_s = [calls.slow_s(size) for size in grid.benchmark_bytes]
-        ran = _Ran(time.time(), slow_s, self._file.runner)
+        ran.began_s = time.time()
 
         def take(text: str, arrived_s: float) -> bool:
             ran.texts.append(text)
@@ -264,11 +262,10 @@ class NcclTestsRunner(Runner):
         try:
             ran.returncode = run_process(started, ran.patience_s, grace_s, take, self._interrupt)
         except _Enough:
-            return ran
+            return
         # Slurm signals a job's steps and its batch script at once: the step may be gone up to 2 s
         # before we hear of it, and then no config is to blame.
         ran.is_over = ran.returncode not in _ENDED_FROM_OUTSIDE or self._pause(2.0)
-        return ran
 
     def _pause(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -278,11 +275,10 @@ class NcclTestsRunner(Runner):
             time.sleep(0.05)
         return False
 
-    def _timed(
-        self, launch: Launch, grid: Grid, folder: Path, ran: "_Ran", alone: str | None
-    ) -> Launch:
+    def _timed(self, ran: "_Ran", alone: str | None) -> Launch:
         """`alone` says why what was to run beside it did not."""
-        json = folder / schedule.JSON_NAME
+        launch, grid = ran.launch, ran.grid
+        json = ran.folder / schedule.JSON_NAME
         blocks, told = read_rows(ran.texts, json, sizes=grid.benchmark_bytes)
         blocks = blocks[: len(grid.blocks)]
         # Our own program's NCCL and GPU are no facts of other launches.
@@ -292,10 +288,10 @@ class NcclTestsRunner(Runner):
         hosts = output.hosts_of(output.rank_lines(ran.texts))
         wrong = alone or wrong_comms(launch.setting, ran.texts)
         patience_s = 0.0 if wrong else _REPORT_S
-        verdicts, began = schedule.judge(launch, folder, len(blocks), patience_s)
+        verdicts, began = schedule.judge(launch, ran.folder, len(blocks), patience_s)
         if wrong is not None:
             verdicts = [{"status": Status.FAILED.value, "reason": wrong}] * len(blocks)
-        measured = self._rows(launch, grid, ran, blocks, verdicts, {"hosts": hosts, **own})
+        measured = self._rows(ran, blocks, verdicts, {"hosts": hosts, **own})
         rest = grid.asked_from(len(blocks), launch)
         left = (*rest, *grid.left_over)
         done = replace(launch, measured=measured, left=left, facts=facts, began=began)
@@ -321,13 +317,12 @@ class NcclTestsRunner(Runner):
 
     def _rows(
         self,
-        launch: Launch,
-        grid: Grid,
         ran: "_Ran",
         blocks: Sequence[Sequence[dict[str, Any]]],
         verdicts: Sequence[output.Row],
         told: output.Row,
     ) -> tuple[tuple[Trial, tuple[output.Row, ...]], ...]:
+        launch, grid = ran.launch, ran.grid
         stretches = ran.stretches_of(len(blocks))
         healths = self._health(stretches) if self._health else [UNKNOWN] * len(stretches)
         if launch.setting.is_beside:
@@ -367,13 +362,14 @@ class NcclTestsRunner(Runner):
         told = {**schedule.trial_row(self._file, launch, trial), **self.environment()}
         return {**told, **own, **more}
 
-    def _read_back(self, launch: Launch, grid: Grid, folder: Path, ran: "_Ran") -> Launch:
-        logs = comm_logs(folder)
+    def _read_back(self, ran: "_Ran") -> Launch:
+        launch, grid = ran.launch, ran.grid
+        logs = comm_logs(ran.folder)
         found = choices_of(logs, self._file, launch, grid)
         keep_costs(self._site.out, self._file, launch, (*logs[0], *ran.texts))
         if not ran.is_over:
             return replace(launch, left=launch.trials)
-        verdicts, reached = schedule.judge(launch, folder, len(found))
+        verdicts, reached = schedule.judge(launch, ran.folder, len(found))
         rest = grid.asked_from(len(found), launch)
         went_wrong = ran.returncode != 0
         done = replace(launch, left=grid.left_over, began=bool(found) or (went_wrong and reached))
@@ -402,10 +398,12 @@ class _Enough(Exception):
 
 @dataclass(slots=True)
 class _Ran:
-    began_s: float
-    #: Seconds that each row of a walk may take on top of the limits.
-    slow_s: Sequence[float]
+    launch: Launch
+    grid: Grid
+    calls: schedule.Calls
+    folder: Path
     settings: RunnerSettings
+    began_s: float = 0.0
     #: All output, and when each row arrived (Unix seconds).
     texts: list[str] = field(default_factory=list)
     row_times: list[float] = field(default_factory=list)
@@ -416,9 +414,9 @@ class _Ran:
 
     def patience_s(self) -> float:
         """Seconds after which the awaited row's config counts as hung."""
-        settings, row = self.settings, len(self.row_times)
+        settings, row, sizes = self.settings, len(self.row_times), self.grid.benchmark_bytes
         limit_s = settings.stall_timeout_s if row else settings.startup_timeout_s
-        return limit_s + self.slow_s[row % len(self.slow_s)]
+        return limit_s + self.calls.slow_s(sizes[row % len(sizes)])
 
     def stretches_of(self, num_rows: int) -> list[tuple[float, float]]:
         """(begin, end) of the first rows, Unix seconds; one not seen takes the last one's."""
@@ -439,12 +437,18 @@ def read_rows(
     lines: Sequence[str], json: Path, *, sizes: Sequence[int]
 ) -> tuple[list[list[output.Row]], output.Row]:
     """Rows of each block (out-of-place, maybe in-place), and the environment columns named."""
-    blocks, told = _text_blocks(lines)
-    from_json, also = _json_blocks(json)
-    blocks, from_json = _believed(blocks, sizes), _believed(from_json, sizes)
-    if from_json and len(from_json) >= len(blocks):
+    report = output.FileReport("output", Source.NCCL_TESTS_TEXT.value)
+    found = output.TextRuns(report)
+    # A row that cannot be read (torn, or without a time) still takes its place in the walk.
+    rows = list(found.rows(plain_lines(lines)))
+    first = next((half for row in rows for half in row), None)
+    told = _told(found.runs[first[output.RUN]]) if first else {}
+    blocks = _believed(rows, sizes, report.format)
+    from_json, run = _json_blocks(json)
+    exact = _believed(from_json, sizes, Source.NCCL_TESTS_JSON.value)
+    if exact and len(exact) >= len(blocks):
         # The JSON output has no release of nccl-tests.
-        return from_json, told | also
+        return exact, told | _told(run)
     return blocks, told
 
 
@@ -463,29 +467,19 @@ def is_impossible(lines: Sequence[str]) -> bool:
     return any("no algorithm/protocol available" in line.lower() for line in lines)
 
 
-def _text_blocks(lines: Sequence[str]) -> tuple[list[list[output.Row]], output.Row]:
-    report = output.FileReport("output", Source.NCCL_TESTS_TEXT.value)
-    found = output.TextRuns(report)
-    # A row that cannot be read (torn, or without a time) still takes its place in the walk.
-    rows = list(found.rows(plain_lines(lines)))
-    first = next((half for row in rows for half in row), None)
-    told = _told(found.runs[first[output.RUN]]) if first else {}
-    return [[_measured(half, report.format) for half in row] for row in rows], told
-
-
-def _json_blocks(path: Path) -> tuple[list[list[output.Row]], output.Row]:
+def _json_blocks(path: Path) -> tuple[list[list[output.Row]], output.Run]:
     report = output.FileReport(str(path), Source.NCCL_TESTS_JSON.value)
+    blocks: list[list[output.Row]] = []
     try:
         halves, run = output.read_json(path, report)
     except (FileNotFoundError, DataError):
-        return [], {}  # cut off by a crash: the text has what was measured
-    blocks: list[list[output.Row]] = []
+        return blocks, output.Run(0)  # cut off by a crash: the text has what was measured
     # One that is left out would give its place to the next.
     for half in halves if not (report.num_rejected or report.dropped) else ():
         if not (half["in_place"] and blocks and len(blocks[-1]) == 1):
             blocks.append([])
-        blocks[-1].append(_measured(half, report.format))
-    return blocks, _told(run)
+        blocks[-1].append(half)
+    return blocks, run
 
 
 def _measured(half: output.Row, source: str) -> output.Row:
@@ -505,10 +499,12 @@ def _told(run: output.Run) -> output.Row:
     return {name: next(iter(values)) for name, values in told.items() if len(values) == 1}
 
 
-def _believed(blocks: Sequence[list[output.Row]], sizes: Sequence[int]) -> list[list[output.Row]]:
-    pairs = zip(blocks, cycle(sizes), strict=False)
+def _believed(
+    rows: Sequence[list[output.Row]], sizes: Sequence[int], source: str
+) -> list[list[output.Row]]:
+    pairs = zip(rows, cycle(sizes), strict=False)
     good = takewhile(lambda pair: pair[0] and pair[0][0]["size_bytes"] == pair[1], pairs)
-    return [block for block, _ in good]
+    return [[_measured(half, source) for half in row] for row, _ in good]
 
 
 def wrong_comms(setting: Setting, lines: Sequence[str]) -> str | None:

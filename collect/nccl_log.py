@@ -130,7 +130,7 @@ _COST_PROTOCOLS: Final = (Protocol.LL, Protocol.LL128, Protocol.Simple)
 
 #: Algorithm, protocol, and channels where the release prints them.
 Choice = tuple[str, str, int | None]
-_Kind = TypeVar("_Kind", Algorithm, Protocol, Collective)
+Kind = TypeVar("Kind", Algorithm, Protocol, Collective)
 
 
 def program_in(line: str) -> str | None:
@@ -199,8 +199,8 @@ class Shell:
 
     exported: Settings = field(default_factory=dict)
     commands: list[Settings] = field(default_factory=list)
-    #: Settings for the next benchmark only -> what is exported under that name after it.
-    passing: dict[str, Settings] = field(default_factory=dict)
+    #: What is exported after the next benchmark.
+    after: Settings = field(default_factory=dict)
     #: What the last commands disagreed on: unknown for an output without its own command.
     doubtful: set[str] = field(default_factory=set)
     conditions: int = 0
@@ -211,18 +211,15 @@ class Shell:
         if self.commands:
             each = _common([*self.commands, self.exported])
             self.doubtful = {name for name, value in each.items() if value is None}
-        self.doubtful |= self.passing.keys()
-        for name, behind in self.passing.items():
-            self.exported.pop(name, None)
-            self.exported |= behind
-        self.commands, self.passing = [], {}
+        self.doubtful |= {name for name, _ in self.exported.items() ^ self.after.items()}
+        self.commands, self.exported = [], {**self.after}
         return found
 
     def read(self, line: str) -> Settings:
         """Take in one line of a shell, and return what it sets for commands behind it."""
         prompt = prompt_of(line)
         is_traced, text = "+" in prompt, self._expanded(line[len(prompt) :])
-        is_sure, told, before = True, Settings(), self.exported
+        is_sure, told, before = True, Settings(), (self.exported, self.after)
         if text.startswith("#") and program_in(text) and (assigned := _assigned(text)):
             # A comment, or a command behind root's prompt: unknown which.
             self.commands.append({**self.exported, **dict.fromkeys(assigned)})
@@ -245,7 +242,7 @@ class Shell:
                 is_known = is_sure and is_plain and not self.conditions
                 told |= self._say(command, words, is_known=is_known)
         if text.startswith("("):  # of a subshell nothing persists
-            self.exported = before
+            self.exported, self.after = before
             return {}
         return told
 
@@ -294,15 +291,14 @@ class Shell:
             again = {} if is_unset or told is self.exported else self.exported
             told = {k: v if again.get(k, "") == v else None for k, v in told.items()}
         self.doubtful -= told.keys()
-        for name, value in told.items():
-            if not is_export and value and self.exported.get(name) == value:
-                continue
+        found = {} if is_unset and is_known else told
+        if is_export:
+            self.after = {k: v for k, v in self.after.items() if k not in told} | found
+        elif is_bare:
             # What `env` prints may persist; what is no shell's line sets nothing.
-            before = self.passing.pop(name, {k: v for k, v in self.exported.items() if k == name})
-            if not is_export:
-                self.passing[name] = {name: None} if is_bare else before
-        others = {k: v for k, v in self.exported.items() if k not in told}
-        self.exported = others if is_unset and is_known else {**others, **told}
+            new = [name for name, v in told.items() if not v or self.exported.get(name) != v]
+            self.after = {**self.after, **dict.fromkeys(new)}
+        self.exported = {k: v for k, v in self.exported.items() if k not in told} | found
         for environment in self.commands:
             # Between a command and its output, only what the output prints itself is sure.
             odd = {name for name in told if not is_bare and name not in environment}
@@ -351,7 +347,7 @@ def requested_by(settings: Mapping[str, str | None], collective: Collective) -> 
 
 
 def _single(
-    rest: dict[str, str], name: str, kind: type[_Kind], collective: Collective
+    rest: dict[str, str], name: str, kind: type[Kind], collective: Collective
 ) -> str | None:
     """Take `name` out of `rest` if it names exactly one choice. Raises UnknownName."""
     if name not in rest:
@@ -411,7 +407,7 @@ def logged_calls(lines: Iterable[str]) -> Iterator[LoggedCall]:
         yield LoggedCall(collective, int(size), per_rank, choice)
 
 
-def named(kind: type[_Kind], text: str) -> _Kind | None:
+def named(kind: type[Kind], text: str) -> Kind | None:
     """The member of a name or number; None for unknown ones (a later NCCL)."""
     try:
         return kind(int(text)) if text.isdecimal() else kind.parse(text.strip())

@@ -13,7 +13,6 @@ Rows become columns a chunk at a time, since there may be millions.
 """
 
 import re
-import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain, islice
@@ -22,7 +21,7 @@ from typing import Annotated, Any, Final, Literal
 
 import polars as pl
 import pyarrow as pa
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from dynamiccl.collect.lines import opened, plain_lines
 from dynamiccl.collect.nccl_log import (
@@ -46,9 +45,9 @@ from dynamiccl.collect.output import (
 )
 from dynamiccl.datasets.schema import COSTS, MEASUREMENTS, QUIET, Source, Statistic, Status
 from dynamiccl.datasets.store import check_slug, columns_table, scope_of, slug, trial_id
-from dynamiccl.errors import MissingPath, OutputError, UserError
+from dynamiccl.errors import MissingPath, OutputError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
-from dynamiccl.simulator.toml_table import first_problem
+from dynamiccl.simulator.toml_table import Table, parse_toml
 from dynamiccl.sizes import MAX_SIZE_BITS
 
 Part = tuple[str, pa.Table]
@@ -129,11 +128,9 @@ class ImportOptions(Known):
         return {"sweep": self.sweep or slug(folder), **facts}
 
 
-class _SystemFacts(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class _SystemFacts(Table):
     #: New name, where the one in the data is unwieldy.
-    system: _System | None = Field(default=None, alias="name")
+    name: _System | None = None
     compute_capability: float | None = Field(default=None, ge=3.0, le=100.0)
     nvlink_generation: int | None = Field(default=None, ge=0, le=100)
     nvlinks_per_gpu: int | None = Field(default=None, ge=0, le=1000)
@@ -144,7 +141,8 @@ class _SystemFacts(BaseModel):
     cpu_vendor: Literal["intel", "amd", "arm"] | None = None
 
 
-_SYSTEMS: Final = TypeAdapter(dict[Literal["systems"], dict[str, _SystemFacts]])
+class _Systems(Table):
+    systems: dict[str, _SystemFacts] = Field(default_factory=dict)
 
 
 def load_systems(path: Path | None) -> dict[str, Row]:
@@ -153,14 +151,9 @@ def load_systems(path: Path | None) -> dict[str, Row]:
         return {}
     if not path.is_file():
         raise MissingPath("systems file", path, "write one with a [systems.NAME] table")
-    try:
-        found = _SYSTEMS.validate_python(tomllib.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
-        why = first_problem(error) if isinstance(error, ValidationError) else f"no TOML: {error}"
-        keys = ", ".join(each.alias or name for name, each in _SystemFacts.model_fields.items())
-        raise UserError(f"{path}: {why}; write tables [systems.NAME] with any of {keys}") from error
-    tables = found.get("systems", {})
-    return {name: facts.model_dump(exclude_none=True) for name, facts in tables.items()}
+    found = parse_toml(_Systems, path.read_text(encoding="utf-8"), where=str(path)).systems
+    rows = {name: facts.model_dump(exclude_none=True) for name, facts in found.items()}
+    return {name: {"system": row.pop("name", name), **row} for name, row in rows.items()}
 
 
 def read_file(path: Path, base: Row, options: ImportOptions, report: FileReport) -> Iterator[Part]:

@@ -119,6 +119,7 @@ class FileReport:
 
     path: str
     format: str
+    sha256: str = ""
     #: Complete rows, dropped ones and duplicates included.
     rows_read: int = 0
     measurements_written: int = 0

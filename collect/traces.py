@@ -23,17 +23,17 @@ import pyarrow as pa
 
 from dynamiccl.collect.calls import RANK_RECORD, join_traces
 from dynamiccl.collect.grid import DATATYPE_BYTES
-from dynamiccl.collect.lines import opened, plain_lines, unwrapped
+from dynamiccl.collect.lines import opened, unwrapped
+from dynamiccl.collect.nccl_log import Kind, named
 from dynamiccl.collect.output import FileReport
 from dynamiccl.datasets.schema import STEPS, CallSource
-from dynamiccl.errors import CorruptFile, DataError, OutputError, UnknownName
+from dynamiccl.errors import CorruptFile, DataError, OutputError
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 
 _Row = dict[str, Any]
 _Rows = list[_Row]
-#: Characters that tell the kind of a trace, and of a slice in which one of PyTorch's is decoded.
+#: Characters that tell the kind of a trace.
 BEGINNING: Final = 1 << 16
-_SLICE: Final = 1 << 22
 SIGNS: Final = {
     CallSource.KINETO: r'(?s)\A\s*\{.*(?:"traceEvents"|"schemaVersion"\s*:\s*\d+.*"deviceProp)',
     CallSource.INSPECTOR: r'(?s)\A\s*\{.*"(?:coll_perf|p2p_perf|dump_stats|proxy_trace)"\s*:',
@@ -74,38 +74,19 @@ class Traces(NamedTuple):
     #: Why calls have no time -> calls.
     untimed: Counter[str]
 
-    @property
-    def errors(self) -> list[DataError]:
-        """Why traces gave nothing, or not all."""
-        return [report.failure for report in self.reports if report.failure]
 
-
-def trace_source(path: Path) -> CallSource | None:
-    """The kind of a trace by its beginning; None for other files."""
-    with opened(path) as file:
-        head = "\n".join(plain_lines(file.read(BEGINNING).splitlines()))
-    return next((source for source, sign in SIGNS.items() if re.search(sign, head)), None)
-
-
-def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any) -> Traces:
-    """Read the traces of all ranks of one job; errors of single traces are in their reports.
+def read_traces(reports: list[FileReport], *, system: str, sweep: str, **known: Any) -> Traces:
+    """Read the traces of all ranks of one job (formats of SIGNS), at least one; fills `reports`.
 
     `known` are columns of `calls`; `num_ranks` and `num_nodes` count where traces tell none.
-    Raises OutputError where no file is a trace.
     """
     base = {"system": system, "sweep": sweep, "run": sweep, **known}
-    named = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in paths]
-    tried = [FileReport(str(path), "") for path in chain.from_iterable(named) if path.is_file()]
     records, steps = _Rows(), _Rows()
-    for report in tried:
+    for report in reports:
         calls, rows = _read(report, base.get("num_ranks"))
         same = {"source": report.format, "source_file": report.path}
         records += [call | same for call in calls]
         steps += [base | row | same for row in rows]
-    reports = [report for report in tried if report.format or report.failure]
-    if not reports:
-        listed = ", ".join(map(str, paths))
-        raise OutputError(f"{listed}: no trace of PyTorch's profiler or NCCL's Inspector; name one")
     table, untimed, duplicates = join_traces(pl.DataFrame(records, schema=RANK_RECORD), base)
     reports[0].duplicates += duplicates
     steps.sort(key=itemgetter("source_file", "step"))
@@ -114,15 +95,10 @@ def read_traces(paths: Sequence[Path], *, system: str, sweep: str, **known: Any)
 
 
 def _read(report: FileReport, num_ranks: int | None) -> tuple[_Rows, _Rows]:
-    """Records as RANK_RECORD, and rows of steps; none of other files."""
-    path = Path(report.path)
+    """Records as RANK_RECORD, and rows of steps."""
     try:
-        source = trace_source(path)
-        if source is None:
-            return [], []
-        report.format = source.value
-        with opened(path) as file:
-            if source is CallSource.KINETO:
+        with opened(Path(report.path)) as file:
+            if report.format == CallSource.KINETO:
                 calls, steps = _read_kineto(file, report, num_ranks)
             else:
                 calls, steps = _read_inspector(unwrapped(file), report), []
@@ -132,7 +108,8 @@ def _read(report: FileReport, num_ranks: int | None) -> tuple[_Rows, _Rows]:
     if not calls and report.failure is None:
         report.remark("no collective in it")
         if report.rejected and not steps:
-            report.failure = OutputError(f"{path} holds no usable record; {report.rejected[0]}")
+            why = f"{report.path} holds no usable record; {report.rejected[0]}"
+            report.failure = OutputError(why)
     return calls, steps
 
 
@@ -219,14 +196,11 @@ def _inspected(document: _Row, comm: _Row, line: int, report: FileReport) -> _Ro
     return [record]
 
 
-def _wire(
-    value: object, kind: type[Algorithm | Collective | Protocol], report: FileReport
-) -> str | None:
-    try:
-        return None if value is None else kind.parse(str(value)).wire
-    except UnknownName:
+def _wire(value: object, kind: type[Kind], report: FileReport) -> str | None:
+    found = None if value is None else named(kind, str(value))
+    if value is not None and found is None:
         report.remark(f"{kind.__name__.lower()} '{value}' is none of NCCL's: left open")
-        return None
+    return None if found is None else found.wire
 
 
 def comm_kernel(name: str) -> tuple[Collective | None, bool | None] | None:
@@ -279,11 +253,18 @@ def _kind_of(category: str, name: str) -> str:
 def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tuple[_Rows, _Rows]:
     """One rank's calls, in order of begin, and steps. Raises CorruptFile."""
     spans: dict[str, list[_Span]] = defaultdict(list)
+
+    def taken(found: _Row) -> _Row | None:
+        """Events are many: nothing is left of them but their spans."""
+        if "ph" not in found:
+            return found
+        _keep(found, spans, report)
+        return None
+
     try:
-        head = _decoded(file, lambda event: _keep(event, spans, report))
+        head = mapping(json.load(file, strict=False, object_hook=taken))
     except (ValueError, RecursionError) as error:
-        # A slice has other columns than the file, but the same lines.
-        why = f"it does not decode: {str(error).partition(' column')[0]}"
+        why = f"it does not decode: {error}"
         raise CorruptFile(f"{report.path} is damaged, {why}; copy it again") from error
     info = mapping(head.get("distributedInfo"))
     rank, base_us = whole(info.get("rank")), (whole(head.get("baseTimeNanoseconds")) or 0) / 1e3
@@ -316,37 +297,7 @@ def _read_kineto(file: TextIO, report: FileReport, num_ranks: int | None) -> tup
     return calls, [step | {"rank": rank} for step in _steps(marks, spans, base_us)]
 
 
-def _decoded(file: TextIO, seen: Callable[[Any], None]) -> _Row:
-    """What a trace says beside its events, which go to `seen` one by one to spare memory.
-
-    What fits no slice goes to one decoder, which says where it failed (ValueError, RecursionError).
-    """
-    decoder, after = json.JSONDecoder(strict=False), re.compile(r"\s*,?\s*")
-    rest = more = file.read(_SLICE)
-    begin = re.search(r'"traceEvents"\s*:\s*\[', rest)
-    head, lines = rest[: begin.end()] if begin else "", 0
-    rest = rest[len(head) :]
-    while begin and more:
-        at = 0
-        try:
-            while gap := after.match(rest, at):
-                at = gap.end()
-                event, at = decoder.raw_decode(rest, at)
-                seen(event)
-        except ValueError:
-            lines += rest.count("\n", 0, at)
-            rest = rest[at:]
-            more = file.read(_SLICE) if len(rest) <= _SLICE and rest[:1] != "]" else ""
-            rest += more
-    document = mapping(decoder.decode(head + "\n" * lines + rest + file.read()))
-    events = document.get("traceEvents")
-    for event in events if isinstance(events, list) else []:
-        seen(event)
-    return document
-
-
-def _keep(event: object, spans: _Spans, report: FileReport) -> None:
-    event = mapping(event)
+def _keep(event: _Row, spans: _Spans, report: FileReport) -> None:
     name = str(event.get("name", ""))
     kind = _kind_of(str(event.get("cat")), name) if event.get("ph") == "X" else ""
     if not kind:

@@ -16,7 +16,8 @@ import numpy as np
 import polars as pl
 
 from dynamiccl.belief import Belief, doubted, neighbours, prior_of
-from dynamiccl.collect.traces import read_traces
+from dynamiccl.collect.imports import ImportOptions, recognised
+from dynamiccl.collect.traces import SIGNS, read_traces
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import placed, run_names, task_grid
 from dynamiccl.datasets.features import TUNED
@@ -25,7 +26,7 @@ from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.splits import Split, with_bins
 from dynamiccl.datasets.store import part_paths, read, read_calls
 from dynamiccl.drawn_worlds import Cell, Floats, Grid, Ints
-from dynamiccl.errors import MissingPath, NotEnoughData, UnknownName, UserError
+from dynamiccl.errors import MissingPath, NotEnoughData, OutputError, UnknownName, UserError
 from dynamiccl.nccl import Algorithm, Config, NcclVersion, Protocol
 
 _KIND: Final = ("collective", "bin", "num_nodes", "num_ranks", "group", "why_not")
@@ -113,12 +114,18 @@ def read_job(paths: Sequence[Path], ranks_per_node: int) -> Job:
         else:
             files.append(path)
     if files:
-        traces = read_traces(files, system="trace", sweep="trace")
-        if traces.errors and not traces.calls.num_rows and not traces.steps.num_rows:
-            raise traces.errors[0]
-        calls.append(pl.DataFrame(traces.calls))
-        steps.append(pl.DataFrame(traces.steps))
-        unread = [str(error) for error in traces.errors]
+        summary = recognised(files, ImportOptions())
+        found = [each for each in summary.files if each.format in SIGNS and not each.remarks]
+        if found:
+            traces = read_traces(found, system="trace", sweep="trace")
+            calls.append(pl.DataFrame(traces.calls))
+            steps.append(pl.DataFrame(traces.steps))
+        errors = summary.errors
+        if not sum(map(len, calls + steps)):
+            listed = ", ".join(map(str, files))
+            why = f"{listed}: no trace of PyTorch's profiler or NCCL's Inspector; name one"
+            raise errors[0] if errors else OutputError(why)
+        unread = [str(error) for error in errors]
     job = job_of(pl.concat(calls), pl.concat(steps) if steps else None, ranks_per_node)
     return replace(job, unread=unread)
 

@@ -29,7 +29,7 @@ ALLOWED = {
         # The sweep file that a gate needs.
         *("collect.grid", "collect.plan", "collect.sweep"),
         # The calls of a job, from traces of other tools.
-        "collect.traces",
+        *("collect.imports", "collect.traces"),
         "collect.describe",
         # What an artifact says of itself.
         "serve.artifact",

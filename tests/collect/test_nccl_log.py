@@ -175,24 +175,17 @@ PAT = (
 ASKED = ("shapes", "--system", "lab", "--machine", "h100-ib", "--nccl", "2.27.5")
 
 
-def taken(*lines: str) -> NcclLog:
-    log = NcclLog()
-    for line in lines:
-        log.note(f"{HEAD}{line}")
-    return log
-
-
 def test_equal_tables_of_several_communicators_are_one_and_others_none() -> None:
-    assert taken(*BLOCK, *PAT, *BLOCK, *PAT).cost_table() == taken(*BLOCK, *PAT).cost_table()
+    assert log(*BLOCK, *PAT, *BLOCK, *PAT).cost_table() == log(*BLOCK, *PAT).cost_table()
     other = tuple(line.replace("2.4 |", "2.5 |") for line in BLOCK)
-    log = taken(*BLOCK, *other)
-    assert len(log.costs) == 2
-    assert log.cost_table() is None
+    both = log(*BLOCK, *other)
+    assert len(both.costs) == 2
+    assert both.cost_table() is None
 
 
 def test_algorithm_of_a_later_release_leaves_the_others_as_they_are() -> None:
     named = BLOCK[0].replace("Tree", "Star")
-    table = taken(*PAT, named, *BLOCK[1:]).cost_table()
+    table = log(*PAT, named, *BLOCK[1:]).cost_table()
     assert table is not None
     assert {algorithm for _, algorithm, _ in table} == {Algorithm.PAT, Algorithm.Ring}
 

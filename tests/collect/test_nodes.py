@@ -255,7 +255,6 @@ def test_runs_of_numbers_are_a_range(hosts: list[str], text: str) -> None:
     assert expand_hosts(text) == list(dict.fromkeys(hosts))
 
 
-LOCAL = Nodes(LauncherSettings())
 NOTHING = "/no/such/program"
 
 

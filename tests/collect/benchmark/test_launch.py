@@ -43,7 +43,7 @@ from tests.fakes.nccl_tests.install import install_stand_in
 def test_whole_grid_in_one_process_is_measured_verified_and_true(
     tmp_path: Path, sweep_path: Path
 ) -> None:
-    """What it asks and gets, launch by launch, is in tests/golden/data/sweeps-plain.json, too."""
+    """Rows of such a sweep are in tests/golden/data/sweeps-plain.json, too."""
     algorithms = '["Ring", "Tree", "CollNetDirect"]'
     made = sweep(cycles="1", algorithms=algorithms, runner="{ per_iteration = true }")
     # The grid and the reference; and what runs is read back.

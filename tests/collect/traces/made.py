@@ -8,14 +8,17 @@ from typing import Any
 
 import polars as pl
 
-from dynamiccl.collect.traces import Traces, read_traces
+from dynamiccl.collect.imports import ImportOptions, recognised
+from dynamiccl.collect.traces import SIGNS, Traces, read_traces
 
 
 def read(*paths: Path, **known: Any) -> Traces:
     """The traces as one import of a job, of which something could be read."""
-    found = read_traces(paths, system="box", sweep="job", **known)
-    if found.errors and not found.calls.num_rows:
-        raise found.errors[0]
+    reports = recognised(paths, ImportOptions()).files
+    traces = [report for report in reports if report.format in SIGNS]
+    found = read_traces(traces, system="box", sweep="job", **known)
+    if not found.calls.num_rows and (error := found.reports[0].failure):
+        raise error
     return found
 
 
@@ -93,10 +96,9 @@ class Chrome:
         kernel: str = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)",
         *,
         own: bool = False,
-        kernels: int = 1,
         told: Mapping[str, Any] | None = None,
     ) -> None:
-        """An operation at `at - 10`, its launch, and `kernels` kernels of `dur` from `at` on."""
+        """An operation at `at - 10`, its launch, and a kernel of `dur` from `at` on."""
         self._ids += 10
         arguments = {
             "Collective name": "allreduce",
@@ -110,16 +112,11 @@ class Chrome:
         }
         external = {"External id": self._ids}
         self.event("cpu_op", "record_param_comms", at - 10, 8, **external, **arguments)
-        for number in range(kernels):
-            correlation = 1000 + self._ids + number
-            launch = {"correlation": correlation, **external}
-            self.event("cuda_runtime", "cudaLaunchKernelExC", at - 8, 2, **launch)
-            place = {"device": 0, "correlation": correlation, "grid": [8, 1, 1]}
-            more = arguments if own else {}
-            begin = at + number * dur
-            self.event(
-                "kernel", kernel, begin, dur, 20, **place, **external, block=[544, 1, 1], **more
-            )
+        external["correlation"] = 1000 + self._ids
+        self.event("cuda_runtime", "cudaLaunchKernelExC", at - 8, 2, **external)
+        place = {"device": 0, "grid": [8, 1, 1], "block": [544, 1, 1]}
+        more = arguments if own else {}
+        self.event("kernel", kernel, at, dur, 20, **place, **external, **more)
 
     def write(self, path: Path) -> Path:
         """As PyTorch writes it: over lines, compressed where the name says so."""

@@ -208,27 +208,17 @@ def test_one_rank_alone_asks_no_tuner_and_a_shortened_list_is_taken_from_the_gro
         assert (call["asks_tuner"], call["group_ranks"]) == (asks, [*range(world)])
 
 
-#: Less than the head, than an event, than all events; and more than the trace.
-@pytest.mark.parametrize("characters", [64, 320, 1500, 1 << 22])
-def test_a_trace_is_decoded_in_slices_and_refused_with_the_line(
-    characters: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dynamiccl.collect.traces._SLICE", characters)
+def test_a_damaged_trace_is_refused_with_the_line(tmp_path: Path) -> None:
     chrome = Chrome()
-    for number in range(9):
-        chrome.collective(100.0 * number + 20, 5.0 + number, told={"Seq": number + 1})
+    chrome.collective(20.0, 5.0)
     chrome.event("kernel", "broken", 0.0, 5.0)
     path = chrome.write(tmp_path / "t.json")
-    found = read(path)
-    assert found.calls["time_at_most_us"].to_pylist() == [5.0 + number for number in range(9)]
-    assert found.calls["gpu"].to_pylist() == ["H100"] * 9
-    [step] = found.steps.to_pylist()
-    assert (step["compute_us"], step["communication_us"]) == (5.0, 81.0)
+    assert read(path).steps["compute_us"].to_pylist() == [5.0]
     text = path.read_text()
     line = text.count("\n", 0, text.index('"broken"')) + 1
     for damaged in (text.replace('"broken"', '"bro"ken"'), text[: text.index('"broken"') + 4]):
         path.write_text(damaged)
-        with pytest.raises(CorruptFile, match=rf"t\.json is damaged, .* line {line}; copy"):
+        with pytest.raises(CorruptFile, match=rf"t\.json is damaged, .* line {line} .*; copy"):
             read(path)
 
 
