@@ -100,6 +100,13 @@ _FORCED: Final = ("algorithm", "protocol", "num_channels")
 #: Cells that leave the choice to NCCL, and column names of a config or its settings.
 _OWN: Final = {"default", "auto", "none", "-"}
 _OF_CONFIG: Final = re.compile(r"(?i)algo|proto|chan|conf|nccl|tun|plugin|variant|setting|env|prof")
+#: Bandwidth over what the time says -> what that says of units.
+_OFF: Final = {
+    8.0: "the bandwidth seems to be in Gb/s",
+    1e3: "the bandwidth seems to be in MB/s, or the time in ns",
+    1e-3: "the time seems to be in ms",
+    1e-6: "the time seems to be in s",
+}
 #: OURS or OURS=THEIRS, and a remark. `-` is not taken; `+` joins the launch profile, and without a
 #: forced config nobody knows whose choice it was.
 _DIALECTS: Final = (
@@ -189,17 +196,16 @@ def _records(options: ImportOptions, report: FileReport) -> Iterator[tuple[int, 
         head = [*islice(lines, _HEAD)]
         first = head[:100] or [""]
         mark = max(",;\t|", key=lambda m: max(_num_names(each.split(m), named) for each in first))
-        # Beside them `1.234` may be a thousand.
-        comma = re.compile(rf'(?:^|[{mark}]) *"?[\d.]*\d,\d+"? *(?:[{mark}]|$)')
-        if mark != "," and (odd := next(filter(comma.search, map(str.rstrip, head)), None)):
-            raise OutputError(f"{report.path}: decimal commas ('{odd[:80]}'); write points")
+        edge = '"' if mark == "," else rf'(?:["{mark}]|^|$)'
+        comma = re.compile(rf"{edge} *-?[\d.]*\d,(?:\d\d?|\d{{4,}}) *{edge}", re.MULTILINE)
+        has_commas = any(map(comma.search, map(str.rstrip, head)))
         # polars would fill a row that is cut short with nulls, and knows no lines.
         reader = csv.reader(chain(head, lines), delimiter=mark, skipinitialspace=True)
         try:
             for columns, cells in _cells(reader, named, options, report):
                 report.rows_read += 1
                 try:
-                    record = _record(_texts(columns, cells), known)
+                    record = _record(_texts(columns, cells, has_commas=has_commas), known)
                     measured = _measurement(record, report)
                 except (ValueError, UnknownName) as error:
                     report.reject(reader.line_num, first_problem(error), mark.join(cells))
@@ -257,7 +263,17 @@ def _meaning(name: str) -> _Column | None:
     return None
 
 
-def _texts(columns: Sequence[_Column], cells: Sequence[str]) -> dict[str, str]:
+def _number(text: str, *, is_size: bool, has_commas: bool) -> str:
+    """As Python writes it. Raises ValueError where a separator can be two things."""
+    point, group = ",." if has_commas else ".,"
+    grouped = re.fullmatch(rf"-?\d{{1,3}}(?:[{group}]\d{{3}})+(?:[{point}]\d+)?", text)
+    is_open = group == "," and not is_size and len(re.findall("[.,]", text)) == 1
+    if group in text and (is_open or not grouped):
+        raise ValueError(f"'{text}' can be two numbers: write it without separators of thousands")
+    return text.replace(group, "").replace(point, ".")
+
+
+def _texts(columns: Sequence[_Column], cells: Sequence[str], *, has_commas: bool) -> dict[str, str]:
     names = [name for name, _ in columns]
     if "comm_processes" in names and len(cells) == len(names) + 1:
         # rccl-tests' header has no name for the number of communicators.
@@ -275,8 +291,9 @@ def _texts(columns: Sequence[_Column], cells: Sequence[str]) -> dict[str, str]:
         if name == "-" or cell in {"", "N/A"} or (cell == "-1" and name not in _TIMES):
             continue
         texts[name] = cell
-        if factor != 1.0:
-            texts[name] = repr(float(cell) * factor)
+        if name in {*_TIMES, "size_bytes"}:
+            number = _number(cell, is_size=name == "size_bytes", has_commas=has_commas)
+            texts[name] = number if factor == 1.0 else repr(float(number) * factor)
     return texts
 
 
@@ -375,12 +392,15 @@ def _named(pairs: Iterable[str]) -> dict[str, _Column]:
                 f"{', '.join(choices)} before the ="
             )
         named[theirs] = _UNITS.get(ours, (ours, 1.0))[:2]
-        by_name = _meaning(theirs)
-        if by_name and by_name[0] == named[theirs][0] and by_name != named[theirs]:
-            unit = next(unit for unit, each in _UNITS.items() if each[:2] == by_name)
-            raise UserError(
-                f"--columns '{ours}={theirs}' is of another unit; write {unit}={theirs}"
-            )
+        units = [
+            unit
+            for unit, (column, _, text) in _UNITS.items()
+            if column == named[theirs][0]
+            and re.search(rf"(?:^|[^A-Za-z]|{_CAMEL}){text.replace('ib)', 'i?b)')}\W*$", theirs)
+        ]
+        if units and ours not in units:
+            others = " or ".join(f"{unit}={theirs}" for unit in units)
+            raise UserError(f"--columns '{ours}={theirs}' is of another unit; write {others}")
     return named
 
 
@@ -493,9 +513,11 @@ def _check_fit(
     least, most = algbw * min(factors), algbw * max(factors)
     off = max(least - told, told - most, 0.0)
     if off > max(0.05 * most, 0.05):
+        by = told / most if most else 0.0
+        why = [f"; {text}" for factor, text in _OFF.items() if 0.7 < by / factor < 1.4]
         raise ValueError(
             f"time and bandwidth contradict each other: {told:.4g} GB/s where time and ranks say "
-            f"{most:.4g}: correct them, or name units (--columns time_ms=NAME)"
+            f"{most:.4g}{''.join(why)}: correct them, or name units (--columns time_ms=NAME)"
         )
     if off > max(0.015 * most, 0.05):
         report.remark(

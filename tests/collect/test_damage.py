@@ -125,7 +125,6 @@ V3 = (DATA / "nccl_tests_v3.json").read_bytes()
         (b"msg,coll,ms\n8,allreduce,1\n", r"no column size_bytes.*with --columns size_bytes=NAME"),
         (b"# only a comment, and no more\n", "holds no row of nccl-tests"),
         (b"collective,size_bytes,time_us\n", "holds no usable row: it has none"),
-        (b"collective;size_bytes;time_us\nreduce;1.024;9,5\n", "decimal commas .*; write points"),
         (b"collective,size(MB),time_us\nreduce,1,9\n", r"unknown or repeated column size\(MB\)"),
         (b'[{"ph":"X","name":"a"}]', "is JSON of no kind that is read; give an output of nccl-te"),
         (b'{"nccl_version":"2.28.3","communicators_count":1}', "is a report of NCCL's RAS"),
