@@ -32,7 +32,7 @@ from dynamiccl.files import WRITING, replacing
 from dynamiccl.libraries import with_nccl
 from dynamiccl.nccl import NcclVersion
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 MANIFEST_NAME: Final = "manifest.json"
 POLICY_NAME: Final = "policy.pt"
 #: Policy, features and cold questions, for mode `adaptive`; without it only tables are served.
@@ -50,26 +50,10 @@ POLICY_FOLDER: Final = "policy"
 TRIGGER_FOLDER: Final = "trigger"
 
 SHAPE_COLUMNS: Final = ("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version")
-#: Collective -> cell (`Ring/LL`) -> us of latency and GB/s.
-Costs = dict[str, dict[str, tuple[float, float]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A group shape without measurements, maybe with NCCL's costs."""
-
-    system: str
-    num_nodes: int
-    ranks_per_node: int
-    launch_profile: str
-    nccl_version: str | None
-    costs: Costs | None
-
-
+#: Of one make: its group shapes differ.
+_MAKE: Final = ("system", "launch_profile", "nccl_version")
 #: Collective, nodes, ranks and size bin.
 Place = tuple[str, int, int, int]
-
-
 #: Config ("" for NCCL's own) -> share of its speed that compute loses during a call, the standard
 #: error of that, and the call's time beside compute over that of NCCL's own choice.
 Losses = dict[str, tuple[float, float, float]]
@@ -151,7 +135,6 @@ class Support:
     most_channels: int | None = None
     #: As `measured`: the most channels of a config, the fewest of NCCL's own; null: not read back.
     channels: dict[str, dict[str, list[int | None]]] = field(default_factory=dict)
-    costs: Costs | None = None
     #: Nothing was measured here: `measured` is of other shapes.
     carried: bool = False
     #: As `measured`, the size bins that passed the gate; None: no gate was asked.
@@ -185,7 +168,8 @@ class Manifest:
     slack: Slack | None = None
     parts: Splits = field(default_factory=Splits)
     trigger: dict[str, Any] | None = None
-    other_shapes: list[Shape] = field(default_factory=list)
+    #: `costs_beside` by column; None: not used.
+    costs: dict[str, list[Any]] | None = None
     #: Relative path -> SHA-256 of every other file.
     files: dict[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
@@ -206,17 +190,7 @@ class Manifest:
 
     def cost_table(self) -> pl.DataFrame | None:
         """NCCL's costs as `datasets.features.read_costs` returns them; None if not used."""
-        if all(support.costs is None for support in self.supports):
-            return None
-        shape = ("system", "nccl_version", "num_nodes", "ranks_per_node", "launch_profile")
-        places: list[Support | Shape] = [*self.supports, *self.other_shapes]
-        rows = [
-            [*(getattr(place, name) for name in shape), collective, *cell.split("/"), *numbers]
-            for place in places
-            for collective, cells in (place.costs or {}).items()
-            for cell, numbers in cells.items()
-        ]
-        return pl.DataFrame(rows, schema=COST_TYPES, orient="row").unique(maintain_order=True)
+        return None if self.costs is None else pl.DataFrame(self.costs, schema=COST_TYPES)
 
     def write(self, directory: Path) -> Self:
         """Write it, with hashes of all other files; returns what was written."""
@@ -312,25 +286,18 @@ def find_trigger_in(folder: Path) -> Path | None:
     return None
 
 
-def find_supports(
-    frame: pl.DataFrame,
-    catalogue: Catalogue,
-    noise: pl.DataFrame,
-    costs: pl.DataFrame | None = None,
-) -> list[Support]:
+def find_supports(frame: pl.DataFrame, catalogue: Catalogue, noise: pl.DataFrame) -> list[Support]:
     """One for each system, shape, launch profile and NCCL version of a measurements frame."""
     rows = tuned(quiet(usable(frame))).drop_nulls(["num_nodes", "ranks_per_node"])
     rows = rows.with_columns(catalogue.actions(rows)).drop_nulls("action")
     rows = with_split(rows).sort(SHAPE_COLUMNS)
     return [
-        _support(dict(zip(SHAPE_COLUMNS, key, strict=True)), part, noise, costs)
+        _support(dict(zip(SHAPE_COLUMNS, key, strict=True)), part, noise)
         for key, part in rows.group_by(SHAPE_COLUMNS, maintain_order=True)
     ]
 
 
-def _support(
-    key: dict[str, Any], part: pl.DataFrame, noise: pl.DataFrame, costs: pl.DataFrame | None
-) -> Support:
+def _support(key: dict[str, Any], part: pl.DataFrame, noise: pl.DataFrame) -> Support:
     facts = part.select(pl.col(name).drop_nulls().first() for name in ENVIRONMENT_COLUMNS)
     environment = facts.row(0, named=True)
     environment.pop("num_ranks")
@@ -358,32 +325,14 @@ def _support(
             .select("collective", "noise_band")
             .iter_rows()
         ),
-        costs=None if costs is None else _costs(key, costs),
     )
 
 
-def find_other_shapes(costs: pl.DataFrame | None, supports: Sequence[Support]) -> list[Shape]:
-    """Shapes of the supports' systems with NCCL's costs, but without measurements."""
-    if costs is None:
-        return []
-    systems = {(s.system, s.launch_profile, s.nccl_version) for s in supports}
-    measured = {tuple(getattr(s, name) for name in SHAPE_COLUMNS) for s in supports}
-    found = costs.select(SHAPE_COLUMNS).unique().sort(SHAPE_COLUMNS).iter_rows(named=True)
-    return [
-        Shape(**key, costs=_costs(key, costs))
-        for key in found
-        if (key["system"], key["launch_profile"], key["nccl_version"]) in systems
-        and tuple(key[name] for name in SHAPE_COLUMNS) not in measured
-    ]
-
-
-def _costs(key: dict[str, Any], costs: pl.DataFrame) -> Costs:
-    mine = costs.filter(*(pl.col(name).eq_missing(pl.lit(value)) for name, value in key.items()))
-    found: Costs = {}
-    columns = ("collective", "algorithm", "protocol", "latency_us", "bandwidth_gbytes_per_s")
-    for collective, algorithm, protocol, latency, bandwidth in mine.select(columns).iter_rows():
-        found.setdefault(collective, {})[f"{algorithm}/{protocol}"] = (latency, bandwidth)
-    return found
+def costs_beside(costs: pl.DataFrame, supports: Sequence[Support]) -> pl.DataFrame:
+    """Rows of the supports' systems, profiles and releases; of shapes that nobody measured, too."""
+    known = pl.DataFrame([{name: getattr(s, name) for name in _MAKE} for s in supports])
+    types = {name: costs.schema[name] for name in _MAKE}
+    return costs.join(known.cast(types), on=_MAKE, how="semi", nulls_equal=True)  # type: ignore[arg-type]
 
 
 def _fingerprints(part: pl.DataFrame, nccl_version: str | None) -> list[str]:
@@ -414,24 +363,15 @@ def with_shape(manifest: Manifest, num_nodes: int, ranks_per_node: int) -> Manif
     known = [s for s in manifest.supports if s.launch_profile == DEFAULT_PROFILE]
     if any((s.num_nodes, s.ranks_per_node) == (num_nodes, ranks_per_node) for s in known):
         raise UserError(f"{asked} was measured, and has its table: leave out --group {asked}")
-    place = num_nodes, ranks_per_node
-    costs = {
-        (s.system, s.nccl_version): s.costs
-        for s in manifest.other_shapes
-        if (s.num_nodes, s.ranks_per_node, s.launch_profile) == (*place, DEFAULT_PROFILE)
-    }
-    found = [
-        Shape(system, *place, DEFAULT_PROFILE, version, costs.get((system, version)))
-        for system, version in dict.fromkeys((s.system, s.nccl_version) for s in known)
-    ]
-    return replace(manifest, supports=[*manifest.supports, *(_carried(manifest, s) for s in found)])
+    makes = dict.fromkeys(tuple(getattr(s, name) for name in _MAKE) for s in known)
+    found = [_carried(manifest, make, num_nodes, ranks_per_node) for make in makes]
+    return replace(manifest, supports=[*manifest.supports, *found])
 
 
-def _carried(manifest: Manifest, shape: Shape) -> Support:
-    place = shape.system, shape.launch_profile, shape.nccl_version
-    measured = [
-        s for s in manifest.supports if (s.system, s.launch_profile, s.nccl_version) == place
-    ]
+def _carried(
+    manifest: Manifest, make: tuple[Any, ...], num_nodes: int, ranks_per_node: int
+) -> Support:
+    measured = [s for s in manifest.supports if tuple(getattr(s, n) for n in _MAKE) == make]
     configs = manifest.actions().configs
     bins: dict[str, dict[str, set[int]]] = {}
     for support in measured:
@@ -442,12 +382,11 @@ def _carried(manifest: Manifest, shape: Shape) -> Support:
                     bins.setdefault(collective, {}).setdefault(action, set()).update(found)
     return replace(
         measured[0],
-        num_nodes=shape.num_nodes,
-        ranks_per_node=shape.ranks_per_node,
-        num_ranks=shape.num_nodes * shape.ranks_per_node,
+        num_nodes=num_nodes,
+        ranks_per_node=ranks_per_node,
+        num_ranks=num_nodes * ranks_per_node,
         measured={c: {a: sorted(b) for a, b in each.items()} for c, each in bins.items()},
         most_channels=None,
         channels={},
-        costs=shape.costs,
         carried=True,
     )

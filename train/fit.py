@@ -23,7 +23,7 @@ from dynamiccl.datasets.manifest import (
     POLICY_FOLDER,
     POLICY_NAME,
     Manifest,
-    find_other_shapes,
+    costs_beside,
     find_supports,
 )
 from dynamiccl.datasets.schema import SCHEMA_VERSION
@@ -324,7 +324,8 @@ class _Training:
         save_script(module, folder / POLICY_NAME)
         watching = None if not recipe.trigger else copy_trigger(Path(recipe.trigger), folder)
         timed = usable(data.frame)
-        supports = find_supports(data.frame, data.catalogue, data.training.noise, data.costs)
+        supports = find_supports(data.frame, data.catalogue, data.training.noise)
+        costs = None if data.costs is None else costs_beside(data.costs, supports)
         return Manifest(
             recipe=recipe.name,
             catalogue=data.catalogue.to_json(),
@@ -334,7 +335,7 @@ class _Training:
             launch_profiles=data.profiles,
             supports=supports,
             knows_shapes=recipe.algorithm in CAUTIOUS,
-            other_shapes=find_other_shapes(data.costs, supports),
+            costs=None if costs is None else costs.to_dict(as_series=False),
             min_size_bytes=int(timed["size_bytes"].min() or 0),  # type: ignore[arg-type]
             max_size_bytes=int(timed["size_bytes"].max() or 0),  # type: ignore[arg-type]
             nccl_versions=sorted(timed["nccl_version"].drop_nulls().unique()),

@@ -213,8 +213,8 @@ def test_field_that_is_missing_or_of_another_type_is_corrupt(
     change(policy, lambda raw: raw.pop(field) if missing else raw.update({field: value}))
     with pytest.raises(CorruptFile, match=rf"manifest\.json: .*{said}.*export the policy again"):
         Manifest.read(policy)
-    change(policy, lambda raw: raw.update(format_version=2))
-    with pytest.raises(SchemaMismatch, match="format version 2, this release reads 1"):
+    change(policy, lambda raw: raw.update(format_version=1))
+    with pytest.raises(SchemaMismatch, match="format version 1, this release reads 2"):
         Manifest.read(policy)
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from dynamiccl.collect.cli import app
 from dynamiccl.datasets.cells import task_grid
 from dynamiccl.datasets.features import CONTEXT_COLUMN, Observations, cold_observations
-from dynamiccl.datasets.manifest import Manifest, Shape, with_shape
+from dynamiccl.datasets.manifest import Manifest, costs_beside, with_shape
 from dynamiccl.datasets.questions import cold_questions
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.steps import with_noise
@@ -133,11 +133,12 @@ def test_shapes_have_costs_where_these_are_known_and_measured_ones_are_refused(f
     gated = replace(manifest, supports=[replace(s, gated={}) for s in manifest.supports])
     with pytest.raises(UserError, match="gate"):
         with_shape(gated, 16, 8)
-    assert [s.costs for s in with_shape(manifest, 16, 8).supports if s.carried] == [None]
-    costs = manifest.supports[0].costs
-    known = Shape(SYSTEM, 16, 8, "default", "2.27.5", costs)
-    told = with_shape(replace(manifest, other_shapes=[known]), 16, 8)
-    assert [s.costs for s in told.supports if s.carried] == [costs]
+    costs = manifest.cost_table()
+    assert costs is not None
+    wider = costs.with_columns(num_nodes=pl.lit(16, costs.schema["num_nodes"]))
+    assert costs_beside(pl.concat([costs, wider]), manifest.supports).height == 2 * costs.height
+    elsewhere = costs.with_columns(launch_profile=pl.lit("tuned"))
+    assert costs_beside(elsewhere, manifest.supports).is_empty()
     network = replace(manifest, knows_shapes=False)
     with pytest.raises(UserError, match="knows nothing of 16x8"):
         with_shape(network, 16, 8)
