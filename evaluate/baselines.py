@@ -20,7 +20,7 @@ from dynamiccl.datasets.manifest import SHAPE_COLUMNS, Manifest
 from dynamiccl.datasets.questions import ChannelRule, decide, read_back_channels
 from dynamiccl.datasets.steps import with_noise
 from dynamiccl.nccl import Collective
-from dynamiccl.serve.search.autoccl import AutoCcl, Choice, SearchSpace, State
+from dynamiccl.serve.search.autoccl import AutoCcl, Choice, SearchSpace
 from dynamiccl.train import tracking
 from dynamiccl.train.policy import TorchPolicy
 
@@ -349,7 +349,7 @@ class CoordinateDescent(Policy):
         self.probes = np.zeros_like(chosen)
         for task in range(len(chosen)):
             random = np.random.default_rng((task, 0))
-            while tuner.state(task) is not State.CONVERGED:
+            while not tuner.is_over(task):
                 action = tuner.ask(task)
                 tuner.tell(task, float(random.choice(grid.samples[task, action])), action)
                 self.probes[task] += 1
