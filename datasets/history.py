@@ -13,7 +13,7 @@ N windows, K = WINDOW_LENGTH calls, W = len(WINDOW_FEATURES), H = len(HISTORY_FE
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Self
 
@@ -56,6 +56,10 @@ class Call:
     skew_us: float | None = None
 
 
+#: Of CallColumns, in order.
+_CALL_TYPES: Final = (np.int64, np.float64, np.int8, np.int8, np.int16, np.float64, np.float64)
+
+
 @dataclass(frozen=True, slots=True)
 class CallColumns:
     """Attributes of calls as arrays of one shape; unknown values as codes."""
@@ -78,19 +82,17 @@ class CallColumns:
     @classmethod
     def of(cls, calls: Sequence[Call]) -> Self:
         """One row a call."""
-        return cls(
-            np.array([call.size_bytes for call in calls], dtype=np.int64),
-            np.array([call.time_us for call in calls], dtype=np.float64),
-            np.array([_or_unknown(call.algorithm) for call in calls], dtype=np.int8),
-            np.array([_or_unknown(call.protocol) for call in calls], dtype=np.int8),
-            np.array([call.num_channels or 0 for call in calls], dtype=np.int16),
-            np.array([_or_unknown(call.interference) for call in calls], dtype=np.float64),
-            np.array([_or_unknown(call.skew_us) for call in calls], dtype=np.float64),
-        )
+        found = cls.empty(len(calls))
+        for row, call in enumerate(calls):
+            for name, value in asdict(call).items():
+                unknown = 0 if name == "num_channels" else UNKNOWN
+                getattr(found, name)[row] = unknown if value is None else value
+        return found
 
-
-def _or_unknown(value: float | None) -> float:
-    return UNKNOWN if value is None else value
+    @classmethod
+    def empty(cls, count: int) -> Self:
+        """So many calls of which nothing is true yet."""
+        return cls(*(np.ones(count, dtype=kind) for kind in _CALL_TYPES))
 
 
 def ebb_gbytes_per_s(size_bytes: Any, time_us: Any) -> Any:
