@@ -160,7 +160,7 @@ def play_place(
 def times_us(row: Contender, setting: Setting, seed: int) -> Float64Array:
     """(JOBS,) us of communication of a row's jobs."""
     env, player = row.prepare(setting)
-    return roll_out(env, player, seed=seed).total_us
+    return roll_out(env, player, setting.calls, seed=seed).total_us
 
 
 def _contenders(

@@ -3,6 +3,7 @@
 Each is prepared as a user would: a sweep in quiet, recorded jobs, and a Trigger trained on them.
 """
 
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl.collect.simulated import simulate
+from dynamiccl.datasets.manifest import TRIGGER_FOLDER
 from dynamiccl.evaluate.simulate import Setting
 from dynamiccl.simulator.record_jobs import record_jobs
 from dynamiccl.simulator.scenario import MarkovLink, Scenario, find_scenario
@@ -19,7 +21,6 @@ from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import make_recipe
-from dynamiccl.train.trigger import copy_trigger
 from dynamiccl.train.trigger_fit import fit_trigger
 
 
@@ -149,7 +150,7 @@ def train_trigger(setting: Setting, folder: Path, seed: int) -> None:
     record_exploring(quiet, folder / "aa", jobs=4, calls=6_000, seed=20_000 + seed)
     uri = f"sqlite:///{folder / 'trigger.db'}"
     told = fit_trigger(folder / "aa", experiment="trigger", tracking_uri=uri, seed=seed)
-    copy_trigger(Path(told.run_directory), folder)
+    shutil.copytree(Path(told.run_directory) / TRIGGER_FOLDER, folder, dirs_exist_ok=True)
 
 
 def trained(data: Path, name: str, settings: Sequence[str], seed: int) -> TorchPolicy:

@@ -33,7 +33,7 @@ class Deciding(ABC):
     """Decides about each task key again when its last decision is in force."""
 
     def __init__(self, env: JobCalls) -> None:
-        self._period = max(env.course.delay_calls, 1)
+        self._period = max(env.delay, 1)
         shape = (env.num_envs, len(env.world.keys))
         self._job = np.arange(env.num_envs)
         self._decided = np.full(shape, ABSTAIN_ACTION, dtype=np.int64)

@@ -48,6 +48,8 @@ AB_NAME: Final = "ab.json"  # the verdict of the newest A/B in a job (serve/ab.p
 _UNLISTED: Final = frozenset({MANIFEST_NAME, INDEX_NAME, KILL_NAME, AB_NAME})
 POLICY_FOLDER: Final = "policy"
 TRIGGER_FOLDER: Final = "trigger"
+#: For a missing Trigger.
+_FIX: Final = "give a run directory of 'dynamiccl-train trigger', or a policy that has one"
 
 SHAPE_COLUMNS: Final = ("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version")
 #: Of one make: its group shapes differ.
@@ -284,6 +286,24 @@ def find_trigger_in(folder: Path) -> Path | None:
         if (candidate / TRIGGER_NAME).is_file():
             return candidate / TRIGGER_NAME
     return None
+
+
+def trigger_file(path: Path) -> Path:
+    """Path of the `trigger.pt` of a run, a policy, or a file; raises MissingPath."""
+    found = path if path.is_file() else find_trigger_in(path)
+    if found is None:
+        raise MissingPath("trigger", path / TRIGGER_NAME, _FIX)
+    return found
+
+
+def trigger_facts(path: Path) -> dict[str, Any]:
+    """What lies beside a `trigger.pt`; raises CorruptFile."""
+    facts = path.with_name(TRIGGER_FACTS_NAME)
+    try:
+        found: dict[str, Any] = json.loads(facts.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CorruptFile(f"{facts} cannot be read: {error}; {_FIX}") from error
+    return found
 
 
 def find_supports(frame: pl.DataFrame, catalogue: Catalogue, noise: pl.DataFrame) -> list[Support]:

@@ -5,13 +5,14 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from dynamiccl import cli
 from dynamiccl.collect.grid import parse_size
 from dynamiccl.datasets.objective import Hidden, MaxChannels, Objective, SlackShare, SmPrice
+from dynamiccl.datasets.store import part_paths, read
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator import workloads as simulating
@@ -28,9 +29,7 @@ app = typer.Typer(
 )
 
 
-def main() -> None:
-    """Entry point of `dynamiccl-evaluate`."""
-    cli.run(partial(app, standalone_mode=False))
+main: Final = partial(cli.run, partial(app, standalone_mode=False))
 
 
 @app.command("report")
@@ -54,8 +53,6 @@ def report_command(
     Example: dynamiccl-evaluate report --data out/data --policy RUN_ID --out out/report
     """
     # Before the heavy imports: a typo should not take five seconds to be told.
-    from dynamiccl.datasets.store import part_paths
-
     part_paths(data)
     with cli.working("loading PyTorch, MLflow and the policies"):
         from dynamiccl.datasets.manifest import Manifest
@@ -183,7 +180,6 @@ def _plan(
 
     base = load_sweep(sweep)
     with cli.working("loading PyTorch and the policy, planning"):
-        from dynamiccl.datasets.store import read
         from dynamiccl.evaluate.evidence import FreshRuns
         from dynamiccl.evaluate.gate import plan_gate
 
@@ -198,8 +194,6 @@ def _judge(
     if data is None or out is None:
         missing = "--data FRESH_DATA" if data is None else "--out DIR"
         raise UserError(f"{missing} is missing; or write the sweep to measure with --plan FILE")
-    from dynamiccl.datasets.store import part_paths, read
-
     part_paths(data)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not empty; take another --out or remove it")
@@ -249,9 +243,6 @@ def job_command(
     Example: dynamiccl-evaluate job calls --data data --policy artifact --sm-price 0.8
     """
     with cli.working("reading traces"):
-        import polars as pl
-
-        from dynamiccl.datasets.store import read
         from dynamiccl.evaluate.job import answer, policy_choice
         from dynamiccl.evaluate.job_calls import Measured, read_job
         from dynamiccl.evaluate.page import show_result, write_page
@@ -259,7 +250,7 @@ def job_command(
         from dynamiccl.train.tracking import policy_directory
 
         rows = read(data)
-        of_system = rows if system is None else rows.filter(pl.col("system") == system)
+        of_system = rows if system is None else rows.filter(system=system)
         most: Any = of_system["ranks_per_node"].max()
         job = read_job(traces, ranks_per_node or most or 1)
         source = Measured(rows, system, job.nccl_version, sm_price / 100.0)

@@ -92,7 +92,7 @@ def _estimates(
     direct = float((policy * model).sum(axis=1)[log.task].mean())
     # The model's own error is not known.
     found = {"DM": Estimate(direct, note=NO_INTERVAL)}
-    weights = weights_of(log, policy)
+    weights = policy[log.task, log.action] / log.propensity
     total = float(weights.sum())
     effective = total**2 / float((weights**2).sum()) if total > 0 else 0.0
     uncovered = float(np.where(behaviour > 0, 0.0, policy).sum(axis=1)[log.task].mean())
@@ -113,11 +113,6 @@ def _estimates(
         if log.adaptive:
             found[name] = Estimate(value, note=NO_INTERVAL)
     return found
-
-
-def weights_of(log: Log, policy: Float64Array) -> Float64Array:
-    """(n,) importance weights of a policy (T, A)."""
-    return policy[log.task, log.action] / log.propensity
 
 
 def _tabular_model(log: Log, shape: tuple[int, int]) -> Float64Array:

@@ -207,21 +207,20 @@ def explain_command(
             f"the least gain is {_text(least)}"
         )
     machines = "; ".join(sorted(opened.index.systems)) or "no machine yet (dynamiccl-deploy bind)"
-    _say(f"{artifact}: {opened.in_short}", f"evidence: {evidence}", f"acts on: {machines}")
+    tell(
+        stdout,
+        f"{artifact}: {opened.in_short}\nevidence: {evidence}\nacts on: {machines}",
+    )
     if outlook is not None:
         _show_outlook(outlook)
-    _say(
+    tell(
+        stdout,
         "in your process: one library (libnccl-tuner-dynamiccl.so) without threads, files or "
         "messages of its own once a communicator is made; each collective is a look-up in a table "
-        "(docs/plugin.md)",
+        "(docs/plugin.md)\n"
         f"off: touch {artifact / KILL_NAME}, for communicators made from then on "
         "(in mode adaptive at once); for one job: DYNAMICCL_DISABLE=1",
     )
-
-
-def _say(*lines: str) -> None:
-    for line in lines:
-        stdout.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def _show_outlook(outlook: Mapping[str, Any]) -> None:
@@ -243,19 +242,20 @@ def _show_outlook(outlook: Mapping[str, Any]) -> None:
     if changes:
         wide_stdout().print(table)
     if len(changes) > _SHOWN:
-        _say(f"... and {len(changes) - _SHOWN} more (--json has all)")
-    _say(
+        tell(stdout, f"... and {len(changes) - _SHOWN} more (--json has all)")
+    tell(
+        stdout,
         f"of {outlook['calls']} calls it would decide {outlook['calls_changed']}; NCCL's own "
         f"choice stands for the others, {outlook['calls_without_table']} of them on shapes without "
-        "a table"
+        "a table",
     )
     if saved := outlook["saved"]:
         ends = f"{saved['low']:.1%} to {saved['high']:.1%}"
-        _say(f"expected: {saved['mean']:.1%} of the recorded time saved ({ends})")
+        tell(stdout, f"expected: {saved['mean']:.1%} of the recorded time saved ({ends})")
     if known := [change for change in changes if change["gain"]]:
         worst = min(known, key=lambda change: float(change["gain"]["low"]))
         size = worst["size_bytes"]
-        _say(f"worst case: {worst['collective']} of {size} bytes, {_text(worst['gain'])}")
+        tell(stdout, f"worst case: {worst['collective']} of {size} bytes, {_text(worst['gain'])}")
 
 
 def _text(gain: Gain) -> str:

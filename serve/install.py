@@ -32,7 +32,7 @@ from dynamiccl.files import WRITING, clear_leftovers, replacing
 from dynamiccl.libraries import JOB_NAMES, TUNER_NAME, built
 from dynamiccl.serve.artifact import Artifact, ArtifactDir, PluginIndex, open_artifact, warn
 from dynamiccl.serve.build import BRAIN_NAME, PROBE_NAME, build_plugin, find_probe
-from dynamiccl.train.options import Json, stdout
+from dynamiccl.train.options import Json, tell_result
 
 RUN_NAME: Final = "dynamiccl-run"
 ARBITER_NAME: Final = "dynamiccl-arbiter"
@@ -232,12 +232,9 @@ def install_command(
     """
     with cli.working("checking the artifact; building the plugin where none is built"):
         installed = install(artifact, to, plugin, ungated=ungated)
-    if as_json:
-        cli.print_json({**asdict(installed), "directory": str(installed.directory)})
-        return
-    for warning in installed.warnings:
-        warn(warning)
     home, before = installed.directory, installed.previous_sha256
+    for warning in () if as_json else installed.warnings:
+        warn(warning)
     lines = [f"{home}/{name}" for name in installed.written]
     replaced = "" if before is None else f", in place of {before[:16]}"
     lines.append(f"artifact {installed.sha256[:16]}{replaced}: {installed.in_short}")
@@ -247,4 +244,5 @@ def install_command(
         lines.append(f"{home}/artifact/kill is there: jobs make NCCL's own choice")
     lines.append(f"look at it here: dynamiccl-deploy doctor {home}/artifact")
     lines.append(f"start a job: {home}/bin/dynamiccl-run COMMAND...")
-    stdout.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
+    document = {**asdict(installed), "directory": str(home)}
+    tell_result(document, "\n".join(lines), as_json=as_json)

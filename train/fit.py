@@ -22,9 +22,13 @@ from dynamiccl.datasets.history import WINDOW_LENGTH
 from dynamiccl.datasets.manifest import (
     POLICY_FOLDER,
     POLICY_NAME,
+    TRIGGER_FACTS_NAME,
+    TRIGGER_NAME,
     Manifest,
     costs_beside,
     find_supports,
+    trigger_facts,
+    trigger_file,
 )
 from dynamiccl.datasets.schema import SCHEMA_VERSION
 from dynamiccl.datasets.store import git_commit
@@ -37,7 +41,6 @@ from dynamiccl.train.loop import Loop, read_state
 from dynamiccl.train.networks import ActionInputs, Network
 from dynamiccl.train.policy import PolicyModule, StatefulPolicyModule, forward, save_script
 from dynamiccl.train.recipe import CAUTIOUS, ONLINE, Recipe
-from dynamiccl.train.trigger import copy_trigger
 
 #: Steps done, their total, and an epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
@@ -89,7 +92,7 @@ def fit(  # noqa: PLR0913 - all of a run
         )
     data = _load(data_dir, recipe, seed, ray)
     name = f"{tags.get('setting', recipe.name)}-seed{seed}"
-    with tracking.start_run(tracking_uri, experiment, name, tags) as run:
+    with tracking.open_run(tracking_uri, experiment, name, tags) as run:
         training = _Training(data, recipe, seed, run, progress, ray)
         run.kept_folder.mkdir(parents=True, exist_ok=True)
         with replacing(run.kept_folder / _BEGUN_NAME) as hidden:
@@ -322,7 +325,13 @@ class _Training:
     def _export(self, folder: Path, module: nn.Module, margin: float) -> Manifest:
         data, recipe = self.data, self.recipe
         save_script(module, folder / POLICY_NAME)
-        watching = None if not recipe.trigger else copy_trigger(Path(recipe.trigger), folder)
+        watching = None
+        if recipe.trigger:
+            trigger = trigger_file(Path(recipe.trigger))
+            watching = trigger_facts(trigger)
+            facts = trigger.with_name(TRIGGER_FACTS_NAME)
+            shutil.copyfile(trigger, folder / TRIGGER_NAME)
+            shutil.copyfile(facts, folder / facts.name)
         timed = usable(data.frame)
         supports = find_supports(data.frame, data.catalogue, data.training.noise)
         costs = None if data.costs is None else costs_beside(data.costs, supports)

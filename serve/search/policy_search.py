@@ -99,10 +99,10 @@ class Prior:
         return cls(left * drawn.mean + (1.0 - left) * predicted, left * drawn.covariance)
 
 
-def predicted(q: npt.NDArray[np.floating], default: int = 0) -> Floats:
+def predicted(q: npt.NDArray[np.floating]) -> Floats:
     """(A,) r by a policy's Q values; masked actions are never worth a probe."""
     time = -np.clip(q.astype(np.float64), _LEAST_Q, -1e-6)
-    found: Floats = np.log(time / time[default])
+    found: Floats = np.log(time / time[0])
     return found
 
 

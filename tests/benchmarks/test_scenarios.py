@@ -37,7 +37,7 @@ def rows() -> dict[str, Contender]:
 
 def played(row: Contender) -> Totals:
     env, player = row.prepare(SETTING)
-    return roll_out(env, player, seed=0)
+    return roll_out(env, player, SETTING.calls, seed=0)
 
 
 def test_a_filter_that_leaves_one_key_where_it_feels_gains_most_of_what_can_be_gained(

@@ -26,7 +26,6 @@ from dynamiccl.train.tracking import (
     open_run,
     policy_directory,
     reopen_run,
-    start_run,
     ui_hint,
 )
 from tests.conftest import Trained
@@ -156,7 +155,7 @@ def test_the_default_store_is_that_of_the_working_directory(
         folder.mkdir()
         new_store(folder)
         monkeypatch.chdir(folder)
-        with start_run(DEFAULT_TRACKING_URI, "where", name) as run:
+        with open_run(DEFAULT_TRACKING_URI, "where", name) as run:
             pass
         assert reopen_run(uri_of(folder), run.run_id).directory == run.directory
         assert run.directory is not None
