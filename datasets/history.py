@@ -14,7 +14,6 @@ N windows, K = WINDOW_LENGTH calls, W = len(WINDOW_FEATURES), H = len(HISTORY_FE
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from typing import Any, Final, Self
 
 import numpy as np
@@ -154,7 +153,7 @@ class Columns:
     of: Callable[[Past], Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class HistoryColumns:
     """All window and history features, in order."""
 
@@ -162,15 +161,10 @@ class HistoryColumns:
     #: All zero where the window has no call.
     history: tuple[Columns, ...]
 
-    @cached_property
-    def window_features(self) -> tuple[Feature, ...]:
-        """W features of each call."""
-        return tuple(feature for columns in self.window for feature in columns.features)
 
-    @cached_property
-    def history_features(self) -> tuple[Feature, ...]:
-        """H features."""
-        return tuple(feature for columns in self.history for feature in columns.features)
+def features_of(columns: Sequence[Columns]) -> tuple[Feature, ...]:
+    """All their features, in order."""
+    return tuple(feature for each in columns for feature in each.features)
 
 
 def positions(features: Sequence[Feature]) -> dict[str, int]:
@@ -298,8 +292,8 @@ _HISTORY: Final = (
 )
 
 HISTORY_COLUMNS: Final = HistoryColumns(_WINDOW, _HISTORY)
-WINDOW_FEATURES: Final = HISTORY_COLUMNS.window_features
-HISTORY_FEATURES: Final = HISTORY_COLUMNS.history_features
+WINDOW_FEATURES: Final = features_of(_WINDOW)
+HISTORY_FEATURES: Final = features_of(_HISTORY)
 WINDOW_COLUMN: Final = positions(WINDOW_FEATURES)
 
 
@@ -312,8 +306,6 @@ def history_features(
     window = feature_rows(columns.window, past, valid.shape)
     window[~valid] = 0.0
     known = valid[:, -1]
-    if not known.any():
-        return window, np.zeros((len(valid), len(columns.history_features)), dtype=np.float32)
     history = feature_rows(columns.history, past, known.shape)
     history[~known] = 0.0
     return window, history

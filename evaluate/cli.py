@@ -15,6 +15,7 @@ from dynamiccl.datasets.objective import Hidden, MaxChannels, Objective, SlackSh
 from dynamiccl.datasets.store import part_paths, read
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.nccl import Collective
+from dynamiccl.serve.artifact import Group, System
 from dynamiccl.simulator import workloads as simulating
 from dynamiccl.train import tracking_uri
 from dynamiccl.train.options import Json, open_bar, stderr
@@ -77,15 +78,10 @@ def report_command(
             )
             for number, turn in enumerate(turns)
         ]
-    for turn, report in zip(turns, reports, strict=True):
-        for each in turn:
-            if each.run_id is not None:
-                report.keep(each.run_id, tracking_uri())
     recipes = {each.name: Manifest.read(each.folder).recipe for each in named}
     means = {} if len(turns) == 1 else mean_over_turns(reports, recipes)
-    told = [report.told for report in reports]
-    document = {"turns": told, "mean_over_turns": means} if means else told[0]
-    show_result("report", {"reports": told, "means": means}, document, as_json=as_json)
+    document = {"turns": reports, "mean_over_turns": means} if means else reports[0]
+    show_result("report", {"reports": reports, "means": means}, document, as_json=as_json)
 
 
 @app.command("gate")
@@ -274,12 +270,8 @@ def explain_command(
     ],
     collective: Annotated[str, typer.Option(help="As NCCL spells it.")],
     size: Annotated[str, typer.Option(help="Message size (NCCL's nBytes): 4096, 64K, 4M.")],
-    group: Annotated[
-        str, typer.Option(metavar="NODESxRANKS", help="Communicator: NCCL's nNodes, ranks of each.")
-    ],
-    system: Annotated[
-        str | None, typer.Option(help="System, where several have this shape.")
-    ] = None,
+    group: Group,
+    system: System = None,
     as_json: Json = False,
 ) -> None:
     """Show what a policy predicts for each config of one message, the margin, noise and gate.

@@ -71,7 +71,7 @@ from dynamiccl.evaluate.evidence import (
     place_of,
     shrunk,
 )
-from dynamiccl.evaluate.page import render
+from dynamiccl.evaluate.page import write_page
 from dynamiccl.nccl import ABSTAIN, Collective
 from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes, bin_first_byte, size_bin
 from dynamiccl.train.policy import TorchPolicy
@@ -293,9 +293,7 @@ def write_gated(gated: Gated, policy_dir: Path, out: Path) -> None:
     shutil.copy(policy_dir / POLICY_NAME, out)
     if (policy_dir / TRIGGER_NAME).is_file():
         shutil.copy(policy_dir / TRIGGER_NAME, out)
-    text = json.dumps(gated.to_json(), indent=1)
-    (out / GATE_NAME).write_text(text + "\n", encoding="utf-8")
-    (out / "gate.html").write_text(render("gate.html", gated.to_show()), encoding="utf-8")
+    write_page(out, "gate", gated.to_json(), gated.to_show())
     gated.manifest.write(out)  # which lists the files that are there
 
 

@@ -32,7 +32,7 @@ from dynamiccl.datasets.questions import count_of, read_back_channels
 from dynamiccl.datasets.store import read_calls
 from dynamiccl.errors import CorruptFile, NotEnoughData, UnknownName
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
-from dynamiccl.serve.artifact import Artifact, ArtifactDir, open_artifact, warn
+from dynamiccl.serve.artifact import Artifact, ArtifactDir, Group, System, open_artifact, warn
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte
 from dynamiccl.train.options import Json, folding_table, stderr, stdout, tell, wide_stdout
@@ -44,7 +44,6 @@ _ALGORITHMS: Final = {
     Algorithm.CollNetChain: "collnet_chain",
     Algorithm.NVLSTree: "nvls_tree",
 }
-System = Annotated[str | None, typer.Option(help="System, where several have this shape.")]
 Gain = Mapping[str, float]
 #: System, nodes, ranks, collective, size bin.
 Place = tuple[str, int, int, str, int]
@@ -264,9 +263,7 @@ def _text(gain: Gain) -> str:
 
 def table_command(
     artifact: ArtifactDir,
-    group: Annotated[
-        str, typer.Option(metavar="NODESxRANKS", help="Communicator: NCCL's nNodes, ranks of each.")
-    ],
+    group: Group,
     system: System = None,
     format_: Annotated[
         str, typer.Option("--format", help=f"One of {', '.join(_FORMATS)}.")

@@ -42,6 +42,7 @@ from dynamiccl.nccl import MAX_CHANNELS, Algorithm, Protocol
 from dynamiccl.serve.artifact import (
     Artifact,
     ArtifactDir,
+    Nccl,
     PluginIndex,
     check_features,
     open_artifact,
@@ -295,9 +296,7 @@ def bind_command(
     fingerprint: Annotated[
         str | None, typer.Option(help="The machine; default: the one that this runs on.")
     ] = None,
-    nccl: Annotated[
-        Path | None, typer.Option(help="The jobs' libnccl.so.2; default: the one found here.")
-    ] = None,
+    nccl: Nccl = None,
     plugin: Annotated[
         Path | None, typer.Option(help="The built plugin; default out/plugin.")
     ] = None,

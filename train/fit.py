@@ -266,11 +266,11 @@ class _Training:
 
     def _fit_tables(self) -> _Fitted:
         data, alpha, started = self.data, self.recipe.alpha, time.monotonic()
-        fitted = fit_tables(
+        policy, of_training, metrics = fit_tables(
             data, alpha=alpha, progress=lambda done, count: self.progress(done, count, {})
         )
-        fitted.policy.level_threshold = self.recipe.level_threshold
-        actions, _ = forward(fitted.of_training, data.observations, data.validation.mask)
+        policy.level_threshold = self.recipe.level_threshold
+        actions, _ = forward(of_training, data.observations, data.validation.mask)
         found = {
             "abstain_margin": MIN_GAIN,
             "steps": 0,
@@ -278,14 +278,7 @@ class _Training:
             "best_step": 0,
             "validation_regret": data.mean_over_groups(actions),
         }
-        metrics = {
-            "prior_widened": fitted.widened,
-            "spread_stretched": fitted.stretched,
-            "calibration_tasks": float(len(fitted.left_out)),
-        }
-        if len(fitted.left_out):
-            metrics["coverage_90"] = fitted.left_out.coverage
-        return fitted.policy, found, metrics
+        return policy, found, metrics
 
     def _track(
         self, scratch: Path, module: nn.Module, found: dict[str, Any], metrics: dict[str, float]

@@ -180,8 +180,8 @@ def test_a_level_moves_it_to_what_does_not_feel_it(fitted: Run) -> None:
         schema=["system", "collective", "algorithm", "protocol", "octave", "share"],
         orient="row",
     )
-    feels = fit_tables(replace(data, level_shares=shares), alpha=0.02).policy
-    blind = fit_tables(data, alpha=0.02).policy
+    feels, *_ = fit_tables(replace(data, level_shares=shares), alpha=0.02)
+    blind, *_ = fit_tables(data, alpha=0.02)
     window = torch.from_numpy(data.observations.window)
     mask = torch.from_numpy(data.validation.mask.astype(np.float32))
 
@@ -228,13 +228,13 @@ def test_a_small_sweep_is_enough_to_act(data_dir: Path, with_costs: bool) -> Non
     data = load_data(data_dir, 0, with_costs=with_costs)
     assert (data.costs is not None) == with_costs
     alpha = 0.01 if with_costs else 0.05
-    found = fit_tables(data, alpha=alpha)
-    assert len(found.left_out) < 99
+    policy, _, metrics = fit_tables(data, alpha=alpha)
+    assert metrics["calibration_tasks"] < 99
     told = task_grid(data.frame, data.catalogue, [Split.TRAIN, Split.VALIDATION])
     asked = cold_observations(
         with_noise(told.tasks, data.training.noise), data.profiles, data.costs
     )
-    chosen, _ = forward(found.policy, asked, told.mask)
+    chosen, _ = forward(policy, asked, told.mask)
     default = np.zeros(len(chosen), dtype=np.int64)
     assert told.regret(chosen).mean() < told.regret(default).mean() / 3
     if with_costs:
