@@ -150,7 +150,7 @@ def train_trigger(setting: Setting, folder: Path, seed: int) -> None:
     record_exploring(quiet, folder / "aa", jobs=4, calls=6_000, seed=20_000 + seed)
     uri = f"sqlite:///{folder / 'trigger.db'}"
     told = fit_trigger(folder / "aa", experiment="trigger", tracking_uri=uri, seed=seed)
-    shutil.copytree(Path(told.run_directory) / TRIGGER_FOLDER, folder, dirs_exist_ok=True)
+    shutil.copytree(Path(told["run_directory"]) / TRIGGER_FOLDER, folder, dirs_exist_ok=True)
 
 
 def trained(data: Path, name: str, settings: Sequence[str], seed: int) -> TorchPolicy:

@@ -154,14 +154,10 @@ class Manifest:
     window_length: int
     launch_profiles: list[str]
     supports: list[Support]
-    min_size_bytes: int
-    max_size_bytes: int
-    nccl_versions: list[str]
     abstain_margin: float
     data_hash: str
     git_commit: str
     dynamiccl_version: str
-    schema_version: int
     created: str
     knows_shapes: bool
     #: `system/sweep/run` of all data used, tests too: not fresh to a gate.

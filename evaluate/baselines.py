@@ -352,6 +352,7 @@ class NamedPolicy:
     name: str
     folder: Path
     run_id: str | None
+    manifest: Manifest
 
 
 def named_policies(given: Sequence[str], tracking_uri: str) -> list[NamedPolicy]:
@@ -374,4 +375,5 @@ def _resolve(text: str, tracking_uri: str) -> NamedPolicy:
     run_id = tracking.find_run(named, tracking_uri)
     if not name and run_id is not None:
         name = tracking.reopen_run(tracking_uri, run_id).data.tags["mlflow.runName"]
-    return NamedPolicy(name or Manifest.read(folder).recipe, folder, run_id)
+    manifest = Manifest.read(folder)
+    return NamedPolicy(name or manifest.recipe, folder, run_id, manifest)

@@ -56,7 +56,6 @@ def report_command(
     # Before the heavy imports: a typo should not take five seconds to be told.
     part_paths(data)
     with cli.working("loading PyTorch, MLflow and the policies"):
-        from dynamiccl.datasets.manifest import Manifest
         from dynamiccl.evaluate.baselines import named_policies
         from dynamiccl.evaluate.page import show_result
         from dynamiccl.evaluate.report import by_turn, make_report, mean_over_turns
@@ -78,7 +77,7 @@ def report_command(
             )
             for number, turn in enumerate(turns)
         ]
-    recipes = {each.name: Manifest.read(each.folder).recipe for each in named}
+    recipes = {each.name: each.manifest.recipe for each in named}
     means = {} if len(turns) == 1 else mean_over_turns(reports, recipes)
     document = {"turns": reports, "mean_over_turns": means} if means else reports[0]
     show_result("report", {"reports": reports, "means": means}, document, as_json=as_json)

@@ -22,7 +22,6 @@ from dynamiccl.datasets.cells import (
     tuned,
     usable,
 )
-from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import content_hash, part_paths, provenance_of, read, slug
@@ -160,7 +159,7 @@ def by_turn(policies: Sequence[NamedPolicy]) -> list[list[NamedPolicy]]:
     """Policies that held out other shapes, systems or runs apart; all as one if of other kinds."""
     turns: dict[Splits, list[NamedPolicy]] = {}
     for each in policies:
-        turns.setdefault(Manifest.read(each.folder).parts, []).append(each)
+        turns.setdefault(each.manifest.parts, []).append(each)
     return [*turns.values()] if len({parts.by for parts in turns}) == 1 else [[*policies]]
 
 

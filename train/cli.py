@@ -16,6 +16,7 @@ import typer
 from rich.table import Table
 
 from dynamiccl import cli
+from dynamiccl.datasets.store import part_paths
 from dynamiccl.errors import DataError, Interrupted, MachineError, UserError
 from dynamiccl.files import end_with_parent
 from dynamiccl.train import DEFAULT_TRACKING_URI, tracking_uri
@@ -47,7 +48,6 @@ if TYPE_CHECKING:  # it imports torch, which takes seconds
     from optuna import Study
 
     from dynamiccl.train.study import StudySummary
-    from dynamiccl.train.trigger_fit import TriggerSummary
 
 
 #: Two threads on a busy core spin against each other.
@@ -139,7 +139,7 @@ def fit_command(
             "--set and --seed, or begin a new run without --resume"
         )
     chosen = make_recipe(recipe or DEFAULT_RECIPE, settings or [])
-    _check_data(data)
+    part_paths(data)  # before the heavy imports, to tell of a typo at once
     with cli.working("loading PyTorch and MLflow"):
         from dynamiccl.datasets.cells import left_out_text
         from dynamiccl.train import fit as fitting
@@ -180,13 +180,6 @@ def fit_command(
     )
 
 
-def _check_data(data: Path) -> None:
-    """Check before the heavy imports, to tell of a typo at once."""
-    from dynamiccl.datasets.store import part_paths
-
-    part_paths(data)
-
-
 @app.command("trigger")
 def trigger_command(
     data: Data,
@@ -200,7 +193,7 @@ def trigger_command(
 
     Example: dynamiccl-train trigger --data out/data --false-alarms-per-1e5 0.5
     """
-    _check_data(data)
+    part_paths(data)
     from dynamiccl.train.trigger_fit import fit_trigger
 
     with open_bar() as bar:
@@ -217,23 +210,20 @@ def trigger_command(
             seed=seed,
             progress=show,
         )
-    _show_trigger(summary, as_json=as_json)
-
-
-def _show_trigger(summary: "TriggerSummary", *, as_json: bool) -> None:
-    facts, counts = summary.facts, summary.facts["counts"]
+    facts, run_id = summary["facts"], summary["run_id"]
+    counts = facts["counts"]
     thresholds = ", ".join(f"{key}: {value:.1f}" for key, value in facts["thresholds"].items())
     tell_result(
-        asdict(summary),
-        f"run {summary.run_id}: {counts['series']} quiet series (calls {counts['calls']}, "
+        summary,
+        f"run {run_id}: {counts['series']} quiet series (calls {counts['calls']}, "
         f"iterations {counts['iterations']}; {counts['disturbed']} disturbed calls left out), "
-        f"usual noise {facts['usual_scale']:.3f}, in {summary.seconds:.0f} s\n"
+        f"usual noise {facts['usual_scale']:.3f}, in {summary['seconds']:.0f} s\n"
         f"thresholds by reference value, for {facts['false_alarms_per_1e5']:g} false alarms in "
         f"100,000 calls: {thresholds}\n"
         f"forecast error {facts['forecast_error']:.3f} robust sigmas (level alone "
         f"{facts['level_error']:.3f})\n"
-        f"files: {summary.run_directory}\n"
-        f"next: dynamiccl-deploy export RUN --trigger {summary.run_id} --out DIR\n"
+        f"files: {summary['run_directory']}\n"
+        f"next: dynamiccl-deploy export RUN --trigger {run_id} --out DIR\n"
         f"compare runs with: mlflow ui --backend-store-uri {tracking_uri()}",
         as_json=as_json,
     )
@@ -300,7 +290,7 @@ def study_command(
 
     uri = absolute_uri(tracking_uri())
     if data is not None:
-        _check_data(data)
+        part_paths(data)
         plan = studies.Plan(
             data=str(data),
             experiment=EXPERIMENT,

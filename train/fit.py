@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, cast
@@ -30,7 +30,6 @@ from dynamiccl.datasets.manifest import (
     trigger_facts,
     trigger_file,
 )
-from dynamiccl.datasets.schema import SCHEMA_VERSION
 from dynamiccl.datasets.store import git_commit
 from dynamiccl.errors import CorruptFile, MissingPath, UserError
 from dynamiccl.files import replacing
@@ -312,7 +311,7 @@ class _Training:
             f"(NCCL's default {summary.validation_default_regret:.2%})."
         )
         run.log(metrics, step=summary.steps, text=text)
-        run.finish(summary, scratch)
+        run.finish(asdict(summary), scratch)
         return summary
 
     def _export(self, folder: Path, module: nn.Module, margin: float) -> Manifest:
@@ -325,7 +324,6 @@ class _Training:
             facts = trigger.with_name(TRIGGER_FACTS_NAME)
             shutil.copyfile(trigger, folder / TRIGGER_NAME)
             shutil.copyfile(facts, folder / facts.name)
-        timed = usable(data.frame)
         supports = find_supports(data.frame, data.catalogue, data.training.noise)
         costs = None if data.costs is None else costs_beside(data.costs, supports)
         return Manifest(
@@ -338,15 +336,11 @@ class _Training:
             supports=supports,
             knows_shapes=recipe.algorithm in CAUTIOUS,
             costs=None if costs is None else costs.to_dict(as_series=False),
-            min_size_bytes=int(timed["size_bytes"].min() or 0),  # type: ignore[arg-type]
-            max_size_bytes=int(timed["size_bytes"].max() or 0),  # type: ignore[arg-type]
-            nccl_versions=sorted(timed["nccl_version"].drop_nulls().unique()),
             abstain_margin=margin,
             data_hash=data.digest,
             git_commit=git_commit(),
             dynamiccl_version=dynamiccl.__version__,
-            schema_version=SCHEMA_VERSION,
-            runs=run_names(timed),
+            runs=run_names(usable(data.frame)),
             parts=data.parts,
             trigger=watching,
             created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -421,7 +421,7 @@ def end_study(study: optuna.Study, tracking_uri: str) -> tuple[StudySummary, lis
         tags = {"best_setting": best.setting, "best_run": best.best_run}
         run.log({"best_validation_regret": best.mean}, tags=tags)
         tracking.register(tracking_uri, best.best_run, tracking.CANDIDATE)
-    run.finish(summary)
+    run.finish(asdict(summary))
     run.end(finished=summary.done == summary.trials)
     return summary, failures
 

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -209,11 +209,11 @@ class Run:
         host = socket.gethostname()
         self.log(tags={"data_hash": digest, "git_commit": git_commit(), "host": host})
 
-    def finish(self, summary: Any, scratch: Path | None = None) -> None:
+    def finish(self, summary: Mapping[str, Any], scratch: Path | None = None) -> None:
         """Log what `scratch` holds, and last of all the summary."""
         if scratch is not None:
             self.log_folder(scratch)
-        self._client.log_text(self.run_id, json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
+        self._client.log_text(self.run_id, json.dumps(summary, indent=1), SUMMARY_NAME)
 
     def log(
         self,

@@ -367,19 +367,6 @@ def _loss(
     return state, torch.stack(losses).mean()
 
 
-@dataclass(frozen=True, slots=True)
-class TriggerSummary:
-    """Summary of a training run."""
-
-    run_id: str
-    run_directory: str
-    seconds: float
-    #: As beside `trigger.pt`: `thresholds` by reference value of the CUSUM; `usual_scale`, the
-    #: robust sigma of log time of the usual quiet call; `level_error` and `forecast_error`, mean
-    #: absolute ones on held-out quiet calls, in robust sigmas; `false_alarms_per_1e5`, `counts`.
-    facts: dict[str, Any]
-
-
 def make_trigger(
     series: Series,
     false_alarms_per_1e5: float = FALSE_ALARMS_PER_1E5,
@@ -406,8 +393,14 @@ def fit_trigger(
     tracking_uri: str,
     seed: int = 0,
     progress: Progress = lambda _what, _done, _total: None,
-) -> TriggerSummary:
-    """Train, calibrate, export and track; raises NotEnoughData and UserError."""
+) -> dict[str, Any]:
+    """Train, calibrate, export and track; raises NotEnoughData and UserError.
+
+    Tells `run_id`, `run_directory`, `seconds`, and the `facts` that lie beside `trigger.pt`:
+    `thresholds` by reference value of the CUSUM; `usual_scale`, the robust sigma of log time of the
+    usual quiet call; `level_error` and `forecast_error`, mean absolute ones on held-out quiet
+    calls, in robust sigmas; `false_alarms_per_1e5` and `counts`.
+    """
     if not 0.0 < false_alarms_per_1e5 <= 1000.0:
         raise UserError(
             f"{false_alarms_per_1e5} false alarms in 100,000 calls cannot be wanted; take 0.5, or "
@@ -435,7 +428,8 @@ def fit_trigger(
         facts = {**asked, "thresholds": thresholds, **scale, **errors, "counts": counts}
         metrics = {f"threshold_{key}": value for key, value in thresholds.items()}
         run.log({**metrics, **errors, "train_seconds": seconds}, step=STEPS)
-        summary = TriggerSummary(run.run_id, run.place, seconds, facts)
+        place = {"run_id": run.run_id, "run_directory": run.place}
+        summary = {**place, "seconds": seconds, "facts": facts}
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / TRIGGER_FOLDER
             folder.mkdir()

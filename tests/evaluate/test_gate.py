@@ -85,8 +85,6 @@ class AlwaysRing:
             hand_made_manifest(frame(*runs(0.1, count=1)), NO_NOISE),
             catalogue=CATALOGUE.to_json(),
             supports=supports,
-            min_size_bytes=1,
-            max_size_bytes=1 << 30,
             abstain_margin=0.0,
             runs=["box/trained/cycle-0"],
         )

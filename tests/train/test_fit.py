@@ -69,9 +69,6 @@ def test_manifest_says_where_the_policy_was_trained(trained: Trained) -> None:
     assert support.simulated
     assert set(support.measured) == {"AllReduce", "AllGather"}
     assert set(support.noise_bands) == {"AllReduce", "AllGather"}
-    assert manifest.min_size_bytes == 1 << 16
-    assert manifest.max_size_bytes == 1 << 30
-    assert manifest.nccl_versions == ["2.27.5"]
 
 
 def test_pensieves_encoder_and_a_plain_head_are_settings(data_dir: Path, tmp_path: Path) -> None:
