@@ -4,7 +4,6 @@ A config with an AUTO knob is an action of its own: `Ring` with the protocol lef
 `Ring/LL128`.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Final, Self
 
@@ -55,11 +54,6 @@ class Catalogue:
         """Null = AUTO."""
         each = enumerate(self.configs)
         return [{"action": i, "name": config.key, **requested(config)} for i, config in each]
-
-    @classmethod
-    def from_json(cls, rows: Sequence[Mapping[str, Any]]) -> Self:
-        """Raises DataError."""
-        return cls(tuple(config_of(row) for row in rows))
 
 
 def _order(config: Config) -> list[int]:

@@ -19,7 +19,7 @@ from dynamiccl.datasets.cells import quiet, tuned, usable
 from dynamiccl.datasets.features import COST_TYPES, ENVIRONMENT_COLUMNS
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.splits import Splits, with_split
-from dynamiccl.datasets.store import file_sha256
+from dynamiccl.datasets.store import config_of, file_sha256
 from dynamiccl.errors import (
     ArtifactMismatch,
     CorruptFile,
@@ -174,7 +174,7 @@ class Manifest:
 
     def actions(self) -> Catalogue:
         """The configs by action."""
-        return Catalogue.from_json(self.catalogue)
+        return Catalogue(tuple(map(config_of, self.catalogue)))
 
     def noise_table(self) -> pl.DataFrame:
         """Noise bands by NOISE_KEY, as used in training."""

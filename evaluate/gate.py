@@ -103,14 +103,10 @@ class Gated:
             "slower where that choice takes more channels than answers may"
         )
 
-    def counts(self) -> dict[str, int]:
-        """Bins by verdict."""
-        return _counts(self.cells)
-
     def to_json(self) -> dict[str, Any]:
         """`gate.json`: the bins in which the policy acts."""
         wanted = [asdict(c) for c in self.cells if c.is_wanted]
-        return {"test": self.test, "q": self.q, "counts": self.counts(), "cells": wanted}
+        return {"test": self.test, "q": self.q, "counts": _counts(self.cells), "cells": wanted}
 
     def to_show(self) -> dict[str, Any]:
         """What page and terminal say; `refusals` are (bins, reason), the most frequent first."""
@@ -131,7 +127,7 @@ class Gated:
         return {
             "test": self.test,
             "q": self.q,
-            "counts": self.counts(),
+            "counts": _counts(self.cells),
             "most": max((c.gain or 0.0 for c in self.cells if c.acts), default=0.0),
             "fewer": sum(cell.loss is not None for cell in self.cells if cell.acts),
             "families": families,

@@ -75,8 +75,8 @@ def list_command(
     """
     chosen = None if recipe is None else make_recipe(recipe)
     if as_json:
-        every = [each.to_json() for each in RECIPES.values()]
-        cli.print_json(every if chosen is None else chosen.to_json())
+        every = [asdict(each) for each in RECIPES.values()]
+        cli.print_json(every if chosen is None else asdict(chosen))
         return
     if chosen is not None:
         _show_settings(chosen)
@@ -89,7 +89,7 @@ def list_command(
 
 
 def _show_settings(recipe: Recipe) -> None:
-    values = recipe.to_json()
+    values = asdict(recipe)
     plain, meanings = {f.name: f.default for f in fields(Recipe)}, setting_meanings()
     own = [key for key in settable() if values[key] != plain[key]]
     title = f"{recipe.name}: {recipe.summary}; algorithm {recipe.algorithm}"

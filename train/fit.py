@@ -176,7 +176,7 @@ class _Training:
 
     @property
     def facts(self) -> dict[str, Any]:
-        recipe, digest = self.recipe.to_json(), self.data.digest
+        recipe, digest = asdict(self.recipe), self.data.digest
         return {"recipe": recipe, "seed": self.seed, "data_hash": digest}
 
     def begin(self, data_dir: Path) -> None:
@@ -187,7 +187,7 @@ class _Training:
             if each is not None
             for name, value in each.items()
         }
-        params |= {**self.recipe.to_json(), "seed": self.seed}
+        params |= {**asdict(self.recipe), "seed": self.seed}
         text = f"{self.recipe.summary}. Trained on `{data_dir}` with seed {self.seed}."
         self.run.begin(data_dir, self.data.digest, params, text)
 
@@ -235,7 +235,7 @@ class _Training:
             if loop.step not in self.run.steps("validation_regret"):  # killed in between
                 self.run.log(loop.latest, step=loop.step)
         started = time.monotonic()
-        with contextlib.closing(loop):
+        with contextlib.closing(loop.source):
             while not loop.is_over:
                 loop.run_epoch()
                 loop.save(self.run.kept_folder / _STATE_NAME, **self.facts)
@@ -285,7 +285,7 @@ class _Training:
         data, recipe, run = self.data, self.recipe, self.run
         (scratch / POLICY_FOLDER).mkdir()
         manifest = self._export(scratch / POLICY_FOLDER, module, found["abstain_margin"])
-        text = json.dumps(recipe.to_json(), indent=1)
+        text = json.dumps(asdict(recipe), indent=1)
         (scratch / "recipe.json").write_text(text, encoding="utf-8")
         if recipe.source:
             shutil.copy(recipe.source, scratch / "recipe.py")

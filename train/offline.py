@@ -207,7 +207,7 @@ def make_algorithm(recipe: Recipe, *sources: Steps, actions: ActionInputs | None
     if recipe.algorithm == "DiscreteCQL":
         config = d3rlpy.algos.DiscreteCQLConfig(**common, alpha=recipe.conservative_weight)
     algorithm = config.create(device="cpu:0")
-    algorithm.create_impl(sources[0].shapes, sources[0].num_actions)
+    algorithm.create_impl(sources[0].shapes, sources[0].tasks.mask.shape[1])
     modules = algorithm.impl.modules
     networks = [*modules.q_funcs, *modules.targ_q_funcs]
     set_scaling(networks, sources)

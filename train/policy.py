@@ -186,10 +186,6 @@ class TorchPolicy:
         manifest = Manifest.read(directory)
         return cls(load_script(directory / POLICY_NAME), manifest)
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers by name."""
-        return dict(self._module.state_dict())
-
     @property
     def state_units(self) -> int:
         """Width of a job's h and c; 0 = stateless."""

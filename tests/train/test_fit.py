@@ -17,7 +17,7 @@ from dynamiccl.errors import MissingPath, NotEnoughData, UserError
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.fit import fit
-from dynamiccl.train.policy import TorchPolicy
+from dynamiccl.train.policy import load_script
 from dynamiccl.train.recipe import make_recipe
 from dynamiccl.train.tracking import (
     EXPERIMENT_TAGS,
@@ -78,7 +78,7 @@ def test_pensieves_encoder_and_a_plain_head_are_settings(data_dir: Path, tmp_pat
     done = fit(data_dir, recipe, experiment="x", tracking_uri=new_store(tmp_path), seed=0)
     assert done.validation_regret < done.validation_default_regret
     folder = Path(done.run_directory) / "policy"
-    weights = set(TorchPolicy.load(folder).weights())
+    weights = set(load_script(folder / "policy.pt").state_dict())
     assert "members.0.trunk.window.filters.weight" in weights
     assert {name for name in weights if ".head." in name} == {
         "members.0.head.layer.weight",
