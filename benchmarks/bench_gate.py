@@ -102,8 +102,6 @@ class WantedConfigs:
             hand_made_manifest(frame, bands),
             catalogue=catalogue.to_json(),
             supports=supports,
-            min_size_bytes=SIZES[0],
-            max_size_bytes=SIZES[-1],
             abstain_margin=0.0,
         )
 

@@ -29,7 +29,7 @@ from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import PARAMETRIC, SystemFile, find_system, system_file
 from dynamiccl.simulator.workloads import Workload, make_workload
 from dynamiccl.simulator.world import World
-from dynamiccl.train.environment import Course, JobCalls, Tables
+from dynamiccl.train.environment import JobCalls, Tables
 
 DATA: Final = Path(__file__).resolve().parents[2] / "shared" / "data" / "sweeps"
 SWEEPS: Final = (
@@ -76,8 +76,7 @@ def _world(loop: Workload) -> World:
 
 
 def _env(world: World, *, observed: bool) -> tuple[JobCalls, np.ndarray]:
-    course = Course(episode_calls=1 << 60, delay_calls=20, observed=observed)
-    env = JobCalls(world, Tables.of(world, ["default"]), JOBS, course)
+    env = JobCalls(world, Tables.of(world, ["default"]), JOBS, delay=20, observed=observed)
     env.reset(seed=0)
     # A config for each key and job that does not change: drawing one is the player's work.
     random = np.random.default_rng(0)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dynamiccl.datasets.objective import fewest_within, sure_change_us
 from dynamiccl.drawn_worlds import Floats, Ints
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
-from dynamiccl.serve.search.autoccl import AutoCcl, Choice, Key, SearchSpace, State
+from dynamiccl.serve.search.autoccl import AutoCcl, Choice, Key, SearchSpace
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.world import Noise, World
 
@@ -132,7 +132,7 @@ class Measured:
         by_key: Mapping[Key, SearchSpace] = dict(zip(keys, spaces, strict=True))
         search = AutoCcl(by_key.__getitem__, repeats=repeats)
         noise, iterations = Noise(QUIET.jitter, None, len(keys)), 0
-        while not iterations or any(search.state(key) is not State.CONVERGED for key in keys):
+        while not iterations or not all(search.is_over(key) for key in keys):
             scatter = np.exp(noise.log_factors(self._random))
             for key in keys:
                 ran = actions[key][search.ask(key)]

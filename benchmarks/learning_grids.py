@@ -27,7 +27,7 @@ from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.cells import task_grid, tuned
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.baselines import GradientBoosting, LearnedPolicy, NcclDefault
+from dynamiccl.evaluate.baselines import NCCL_DEFAULT, GradientBoosting, LearnedPolicy
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import make_recipe
@@ -95,7 +95,7 @@ def _shape_left_out(data: Path, truth: Path, turn: int) -> list[Row]:
     # Of the two collectives that last equally long here one tells.
     exact = parts.assign(tuned(read(truth))).filter(pl.col("collective") != "ReduceScatter")
     asked = task_grid(exact, catalogue, [Split.TEST])
-    rivals = NcclDefault(), GradientBoosting(told, catalogue)
+    rivals = NCCL_DEFAULT, GradientBoosting(told, catalogue)
     players = (LearnedPolicy(policy, catalogue, BELIEF), *rivals)
     log_time = np.log(np.where(asked.mask, asked.times_us, np.inf))
     return [

@@ -76,7 +76,7 @@ def _simple(folder: Path, seed: int) -> dict[str, dict[str, float]]:
     """Make the logs; figures of baselines without training."""
     _make_logs(folder, seed)
     truth, training, catalogue = _grids(folder)
-    players = (baselines.NcclDefault(), baselines.Interpolated(training))
+    players = (baselines.NCCL_DEFAULT, baselines.Interpolated(training))
     rows = {player.name: _judged(truth, player.choose(truth)) for player in players}
     return rows | {"the table in use": _judged(truth, _table(folder, truth, catalogue))}
 

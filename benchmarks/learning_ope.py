@@ -82,7 +82,7 @@ def _ranks(
     for seed in range(LOGS_FOR_RANKS):
         estimates = _estimates(world, behaviour, policies, seed)
         for name in estimates[0]:
-            values = np.array([each[name].value for each in estimates], dtype=np.float64)
+            values = -np.array([each[name]["mean"] for each in estimates], dtype=np.float64)
             found.setdefault(name, []).append(float(stats.spearmanr(truths, values).statistic))
             errors.setdefault(name, []).append(float(((values - truths) ** 2).mean()))
     figures = {"ope_policies": float(len(policies))}
@@ -103,10 +103,10 @@ def _coverage(
         estimates = _estimates(world, behaviour, policies, 10_000 + seed)
         for truth, by_name in zip(truths, estimates, strict=True):
             for name in held:
-                low, high = by_name[name].low, by_name[name].high
+                low, high = by_name[name]["low"], by_name[name]["high"]
                 if low is None or high is None:
-                    raise RuntimeError(f"{name}: {by_name[name].note}")
-                held[name] += low <= truth <= high
+                    raise RuntimeError(f"{name}: {by_name[name]['note']}")
+                held[name] += low <= -truth <= high
     total = LOGS_FOR_COVERAGE * len(policies)
     return {f"ope_coverage_{name.lower()}": count / total for name, count in held.items()}
 

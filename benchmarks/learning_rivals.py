@@ -33,7 +33,7 @@ from dynamiccl.belief import (
 from dynamiccl.collect.strategies import Believed
 from dynamiccl.drawn_worlds import Grid
 from dynamiccl.nccl import Algorithm, Config, Protocol
-from dynamiccl.serve.search.autoccl import AutoCcl, Choice, Key, SearchSpace, State
+from dynamiccl.serve.search.autoccl import AutoCcl, Choice, Key, SearchSpace
 
 #: Standard deviation of a measurement, ln of time.
 NOISE: Final = 0.02
@@ -236,7 +236,7 @@ def by_descent(probes: Probes) -> Way:
         # NCCL's own choice is measured beside each; it only begins the search.
         while order:
             asked = search.ask(order[0])
-            if search.state(order[0]) is State.CONVERGED:
+            if search.is_over(order[0]):
                 del order[0]
             elif asked == 0:
                 search.tell(order[0], 1.0)

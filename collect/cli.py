@@ -93,7 +93,6 @@ def run_command(
     Example: dynamiccl-collect run examples/h100_4x8.toml --runner simulator --out out/data
     """
     given = locals()
-    cli.configure_logging(verbose=False)
     sweep = load_sweep(sweep_file)
     options = RunOptions(**{name: given[name] for name in RunOptions.__slots__})
     is_real = options.runner == NcclTestsRunner.name

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from dynamiccl.collect.grid import LaunchProfile, Setting, Trial, Walk, walks
 from dynamiccl.collect.sweep import Sweep, SweepFile
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, DefaultScope, Statistic, Status
+from dynamiccl.datasets.store import requested
 from dynamiccl.errors import DataError
 from dynamiccl.nccl import ABSTAIN, Protocol
 from dynamiccl.schedule import BlockState, PlayReport, Schedule, totals_of
@@ -122,10 +123,7 @@ def trial_row(file: SweepFile, launch: Launch, trial: Trial) -> dict[str, Any]:
         "interference_level": setting.interference.level,
         "default_scope": (DefaultScope.PROFILE if ours else DefaultScope.UNTOUCHED).value,
         "is_default": config == ABSTAIN,
-        "requested_algorithm": config.algorithm.wire if config.algorithm is not None else None,
-        "requested_protocol": config.protocol.wire if config.protocol is not None else None,
-        "requested_num_channels": config.num_channels,
-        "requested_chunk_bytes": config.chunk_bytes,
+        **requested(config),
         "behaviour_probability": trial.probability,
     }
 

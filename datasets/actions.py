@@ -4,14 +4,13 @@ A config with an AUTO knob is an action of its own: `Ring` with the protocol lef
 `Ring/LL128`.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Final, Self
 
 import polars as pl
 
 from dynamiccl.datasets.schema import REQUESTED_COLUMNS
-from dynamiccl.datasets.store import config_of
+from dynamiccl.datasets.store import config_of, requested
 from dynamiccl.errors import DataError
 from dynamiccl.nccl import ABSTAIN, Config
 
@@ -42,7 +41,7 @@ class Catalogue:
 
     def actions(self, frame: pl.DataFrame) -> pl.Series:
         """Null where the catalogue lacks the config, and for another tuner's unknown choice."""
-        forced = [(*_values(c), i) for i, c in enumerate(self.configs) if c != ABSTAIN]
+        forced = [(*requested(c).values(), i) for i, c in enumerate(self.configs) if c != ABSTAIN]
         types = {name: frame.schema[name] for name in REQUESTED_COLUMNS}
         known = pl.DataFrame(forced, schema={**types, "action": pl.Int64}, orient="row")
         found = frame.select("is_default", *REQUESTED_COLUMNS).join(
@@ -53,24 +52,8 @@ class Catalogue:
 
     def to_json(self) -> list[dict[str, Any]]:
         """Null = AUTO."""
-        return [
-            {"action": i, "name": c.key, **dict(zip(REQUESTED_COLUMNS, _values(c), strict=True))}
-            for i, c in enumerate(self.configs)
-        ]
-
-    @classmethod
-    def from_json(cls, rows: Sequence[Mapping[str, Any]]) -> Self:
-        """Raises DataError."""
-        return cls(tuple(config_of(row) for row in rows))
-
-
-def _values(config: Config) -> tuple[Any, ...]:
-    return (
-        config.algorithm.wire if config.algorithm is not None else None,
-        config.protocol.wire if config.protocol is not None else None,
-        config.num_channels,
-        config.chunk_bytes,
-    )
+        each = enumerate(self.configs)
+        return [{"action": i, "name": config.key, **requested(config)} for i, config in each]
 
 
 def _order(config: Config) -> list[int]:

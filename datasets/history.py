@@ -13,8 +13,7 @@ N windows, K = WINDOW_LENGTH calls, W = len(WINDOW_FEATURES), H = len(HISTORY_FE
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -56,6 +55,10 @@ class Call:
     skew_us: float | None = None
 
 
+#: Of CallColumns, in order.
+_CALL_TYPES: Final = (np.int64, np.float64, np.int8, np.int8, np.int16, np.float64, np.float64)
+
+
 @dataclass(frozen=True, slots=True)
 class CallColumns:
     """Attributes of calls as arrays of one shape; unknown values as codes."""
@@ -78,19 +81,17 @@ class CallColumns:
     @classmethod
     def of(cls, calls: Sequence[Call]) -> Self:
         """One row a call."""
-        return cls(
-            np.array([call.size_bytes for call in calls], dtype=np.int64),
-            np.array([call.time_us for call in calls], dtype=np.float64),
-            np.array([_or_unknown(call.algorithm) for call in calls], dtype=np.int8),
-            np.array([_or_unknown(call.protocol) for call in calls], dtype=np.int8),
-            np.array([call.num_channels or 0 for call in calls], dtype=np.int16),
-            np.array([_or_unknown(call.interference) for call in calls], dtype=np.float64),
-            np.array([_or_unknown(call.skew_us) for call in calls], dtype=np.float64),
-        )
+        found = cls.empty(len(calls))
+        for row, call in enumerate(calls):
+            for name, value in asdict(call).items():
+                unknown = 0 if name == "num_channels" else UNKNOWN
+                getattr(found, name)[row] = unknown if value is None else value
+        return found
 
-
-def _or_unknown(value: float | None) -> float:
-    return UNKNOWN if value is None else value
+    @classmethod
+    def empty(cls, count: int) -> Self:
+        """So many calls of which nothing is true yet."""
+        return cls(*(np.ones(count, dtype=kind) for kind in _CALL_TYPES))
 
 
 def ebb_gbytes_per_s(size_bytes: Any, time_us: Any) -> Any:
@@ -152,7 +153,7 @@ class Columns:
     of: Callable[[Past], Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class HistoryColumns:
     """All window and history features, in order."""
 
@@ -160,15 +161,10 @@ class HistoryColumns:
     #: All zero where the window has no call.
     history: tuple[Columns, ...]
 
-    @cached_property
-    def window_features(self) -> tuple[Feature, ...]:
-        """W features of each call."""
-        return tuple(feature for columns in self.window for feature in columns.features)
 
-    @cached_property
-    def history_features(self) -> tuple[Feature, ...]:
-        """H features."""
-        return tuple(feature for columns in self.history for feature in columns.features)
+def features_of(columns: Sequence[Columns]) -> tuple[Feature, ...]:
+    """All their features, in order."""
+    return tuple(feature for each in columns for feature in each.features)
 
 
 def positions(features: Sequence[Feature]) -> dict[str, int]:
@@ -296,8 +292,8 @@ _HISTORY: Final = (
 )
 
 HISTORY_COLUMNS: Final = HistoryColumns(_WINDOW, _HISTORY)
-WINDOW_FEATURES: Final = HISTORY_COLUMNS.window_features
-HISTORY_FEATURES: Final = HISTORY_COLUMNS.history_features
+WINDOW_FEATURES: Final = features_of(_WINDOW)
+HISTORY_FEATURES: Final = features_of(_HISTORY)
 WINDOW_COLUMN: Final = positions(WINDOW_FEATURES)
 
 
@@ -310,8 +306,6 @@ def history_features(
     window = feature_rows(columns.window, past, valid.shape)
     window[~valid] = 0.0
     known = valid[:, -1]
-    if not known.any():
-        return window, np.zeros((len(valid), len(columns.history_features)), dtype=np.float32)
     history = feature_rows(columns.history, past, known.shape)
     history[~known] = 0.0
     return window, history

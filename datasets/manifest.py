@@ -19,7 +19,7 @@ from dynamiccl.datasets.cells import quiet, tuned, usable
 from dynamiccl.datasets.features import COST_TYPES, ENVIRONMENT_COLUMNS
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.splits import Splits, with_split
-from dynamiccl.datasets.store import file_sha256
+from dynamiccl.datasets.store import config_of, file_sha256
 from dynamiccl.errors import (
     ArtifactMismatch,
     CorruptFile,
@@ -32,7 +32,7 @@ from dynamiccl.files import WRITING, replacing
 from dynamiccl.libraries import with_nccl
 from dynamiccl.nccl import NcclVersion
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 MANIFEST_NAME: Final = "manifest.json"
 POLICY_NAME: Final = "policy.pt"
 #: Policy, features and cold questions, for mode `adaptive`; without it only tables are served.
@@ -48,28 +48,14 @@ AB_NAME: Final = "ab.json"  # the verdict of the newest A/B in a job (serve/ab.p
 _UNLISTED: Final = frozenset({MANIFEST_NAME, INDEX_NAME, KILL_NAME, AB_NAME})
 POLICY_FOLDER: Final = "policy"
 TRIGGER_FOLDER: Final = "trigger"
+#: For a missing Trigger.
+_FIX: Final = "give a run directory of 'dynamiccl-train trigger', or a policy that has one"
 
 SHAPE_COLUMNS: Final = ("system", "num_nodes", "ranks_per_node", "launch_profile", "nccl_version")
-#: Collective -> cell (`Ring/LL`) -> us of latency and GB/s.
-Costs = dict[str, dict[str, tuple[float, float]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A group shape without measurements, maybe with NCCL's costs."""
-
-    system: str
-    num_nodes: int
-    ranks_per_node: int
-    launch_profile: str
-    nccl_version: str | None
-    costs: Costs | None
-
-
+#: Of one make: its group shapes differ.
+_MAKE: Final = ("system", "launch_profile", "nccl_version")
 #: Collective, nodes, ranks and size bin.
 Place = tuple[str, int, int, int]
-
-
 #: Config ("" for NCCL's own) -> share of its speed that compute loses during a call, the standard
 #: error of that, and the call's time beside compute over that of NCCL's own choice.
 Losses = dict[str, tuple[float, float, float]]
@@ -151,7 +137,6 @@ class Support:
     most_channels: int | None = None
     #: As `measured`: the most channels of a config, the fewest of NCCL's own; null: not read back.
     channels: dict[str, dict[str, list[int | None]]] = field(default_factory=dict)
-    costs: Costs | None = None
     #: Nothing was measured here: `measured` is of other shapes.
     carried: bool = False
     #: As `measured`, the size bins that passed the gate; None: no gate was asked.
@@ -169,14 +154,10 @@ class Manifest:
     window_length: int
     launch_profiles: list[str]
     supports: list[Support]
-    min_size_bytes: int
-    max_size_bytes: int
-    nccl_versions: list[str]
     abstain_margin: float
     data_hash: str
     git_commit: str
     dynamiccl_version: str
-    schema_version: int
     created: str
     knows_shapes: bool
     #: `system/sweep/run` of all data used, tests too: not fresh to a gate.
@@ -185,14 +166,15 @@ class Manifest:
     slack: Slack | None = None
     parts: Splits = field(default_factory=Splits)
     trigger: dict[str, Any] | None = None
-    other_shapes: list[Shape] = field(default_factory=list)
+    #: `costs_beside` by column; None: not used.
+    costs: dict[str, list[Any]] | None = None
     #: Relative path -> SHA-256 of every other file.
     files: dict[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
     def actions(self) -> Catalogue:
         """The configs by action."""
-        return Catalogue.from_json(self.catalogue)
+        return Catalogue(tuple(map(config_of, self.catalogue)))
 
     def noise_table(self) -> pl.DataFrame:
         """Noise bands by NOISE_KEY, as used in training."""
@@ -206,17 +188,7 @@ class Manifest:
 
     def cost_table(self) -> pl.DataFrame | None:
         """NCCL's costs as `datasets.features.read_costs` returns them; None if not used."""
-        if all(support.costs is None for support in self.supports):
-            return None
-        shape = ("system", "nccl_version", "num_nodes", "ranks_per_node", "launch_profile")
-        places: list[Support | Shape] = [*self.supports, *self.other_shapes]
-        rows = [
-            [*(getattr(place, name) for name in shape), collective, *cell.split("/"), *numbers]
-            for place in places
-            for collective, cells in (place.costs or {}).items()
-            for cell, numbers in cells.items()
-        ]
-        return pl.DataFrame(rows, schema=COST_TYPES, orient="row").unique(maintain_order=True)
+        return None if self.costs is None else pl.DataFrame(self.costs, schema=COST_TYPES)
 
     def write(self, directory: Path) -> Self:
         """Write it, with hashes of all other files; returns what was written."""
@@ -312,25 +284,36 @@ def find_trigger_in(folder: Path) -> Path | None:
     return None
 
 
-def find_supports(
-    frame: pl.DataFrame,
-    catalogue: Catalogue,
-    noise: pl.DataFrame,
-    costs: pl.DataFrame | None = None,
-) -> list[Support]:
+def trigger_file(path: Path) -> Path:
+    """Path of the `trigger.pt` of a run, a policy, or a file; raises MissingPath."""
+    found = path if path.is_file() else find_trigger_in(path)
+    if found is None:
+        raise MissingPath("trigger", path / TRIGGER_NAME, _FIX)
+    return found
+
+
+def trigger_facts(path: Path) -> dict[str, Any]:
+    """What lies beside a `trigger.pt`; raises CorruptFile."""
+    facts = path.with_name(TRIGGER_FACTS_NAME)
+    try:
+        found: dict[str, Any] = json.loads(facts.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CorruptFile(f"{facts} cannot be read: {error}; {_FIX}") from error
+    return found
+
+
+def find_supports(frame: pl.DataFrame, catalogue: Catalogue, noise: pl.DataFrame) -> list[Support]:
     """One for each system, shape, launch profile and NCCL version of a measurements frame."""
     rows = tuned(quiet(usable(frame))).drop_nulls(["num_nodes", "ranks_per_node"])
     rows = rows.with_columns(catalogue.actions(rows)).drop_nulls("action")
     rows = with_split(rows).sort(SHAPE_COLUMNS)
     return [
-        _support(dict(zip(SHAPE_COLUMNS, key, strict=True)), part, noise, costs)
+        _support(dict(zip(SHAPE_COLUMNS, key, strict=True)), part, noise)
         for key, part in rows.group_by(SHAPE_COLUMNS, maintain_order=True)
     ]
 
 
-def _support(
-    key: dict[str, Any], part: pl.DataFrame, noise: pl.DataFrame, costs: pl.DataFrame | None
-) -> Support:
+def _support(key: dict[str, Any], part: pl.DataFrame, noise: pl.DataFrame) -> Support:
     facts = part.select(pl.col(name).drop_nulls().first() for name in ENVIRONMENT_COLUMNS)
     environment = facts.row(0, named=True)
     environment.pop("num_ranks")
@@ -358,32 +341,14 @@ def _support(
             .select("collective", "noise_band")
             .iter_rows()
         ),
-        costs=None if costs is None else _costs(key, costs),
     )
 
 
-def find_other_shapes(costs: pl.DataFrame | None, supports: Sequence[Support]) -> list[Shape]:
-    """Shapes of the supports' systems with NCCL's costs, but without measurements."""
-    if costs is None:
-        return []
-    systems = {(s.system, s.launch_profile, s.nccl_version) for s in supports}
-    measured = {tuple(getattr(s, name) for name in SHAPE_COLUMNS) for s in supports}
-    found = costs.select(SHAPE_COLUMNS).unique().sort(SHAPE_COLUMNS).iter_rows(named=True)
-    return [
-        Shape(**key, costs=_costs(key, costs))
-        for key in found
-        if (key["system"], key["launch_profile"], key["nccl_version"]) in systems
-        and tuple(key[name] for name in SHAPE_COLUMNS) not in measured
-    ]
-
-
-def _costs(key: dict[str, Any], costs: pl.DataFrame) -> Costs:
-    mine = costs.filter(*(pl.col(name).eq_missing(pl.lit(value)) for name, value in key.items()))
-    found: Costs = {}
-    columns = ("collective", "algorithm", "protocol", "latency_us", "bandwidth_gbytes_per_s")
-    for collective, algorithm, protocol, latency, bandwidth in mine.select(columns).iter_rows():
-        found.setdefault(collective, {})[f"{algorithm}/{protocol}"] = (latency, bandwidth)
-    return found
+def costs_beside(costs: pl.DataFrame, supports: Sequence[Support]) -> pl.DataFrame:
+    """Rows of the supports' systems, profiles and releases; of shapes that nobody measured, too."""
+    known = pl.DataFrame([{name: getattr(s, name) for name in _MAKE} for s in supports])
+    types = {name: costs.schema[name] for name in _MAKE}
+    return costs.join(known.cast(types), on=_MAKE, how="semi", nulls_equal=True)  # type: ignore[arg-type]
 
 
 def _fingerprints(part: pl.DataFrame, nccl_version: str | None) -> list[str]:
@@ -414,24 +379,15 @@ def with_shape(manifest: Manifest, num_nodes: int, ranks_per_node: int) -> Manif
     known = [s for s in manifest.supports if s.launch_profile == DEFAULT_PROFILE]
     if any((s.num_nodes, s.ranks_per_node) == (num_nodes, ranks_per_node) for s in known):
         raise UserError(f"{asked} was measured, and has its table: leave out --group {asked}")
-    place = num_nodes, ranks_per_node
-    costs = {
-        (s.system, s.nccl_version): s.costs
-        for s in manifest.other_shapes
-        if (s.num_nodes, s.ranks_per_node, s.launch_profile) == (*place, DEFAULT_PROFILE)
-    }
-    found = [
-        Shape(system, *place, DEFAULT_PROFILE, version, costs.get((system, version)))
-        for system, version in dict.fromkeys((s.system, s.nccl_version) for s in known)
-    ]
-    return replace(manifest, supports=[*manifest.supports, *(_carried(manifest, s) for s in found)])
+    makes = dict.fromkeys(tuple(getattr(s, name) for name in _MAKE) for s in known)
+    found = [_carried(manifest, make, num_nodes, ranks_per_node) for make in makes]
+    return replace(manifest, supports=[*manifest.supports, *found])
 
 
-def _carried(manifest: Manifest, shape: Shape) -> Support:
-    place = shape.system, shape.launch_profile, shape.nccl_version
-    measured = [
-        s for s in manifest.supports if (s.system, s.launch_profile, s.nccl_version) == place
-    ]
+def _carried(
+    manifest: Manifest, make: tuple[Any, ...], num_nodes: int, ranks_per_node: int
+) -> Support:
+    measured = [s for s in manifest.supports if tuple(getattr(s, n) for n in _MAKE) == make]
     configs = manifest.actions().configs
     bins: dict[str, dict[str, set[int]]] = {}
     for support in measured:
@@ -442,12 +398,11 @@ def _carried(manifest: Manifest, shape: Shape) -> Support:
                     bins.setdefault(collective, {}).setdefault(action, set()).update(found)
     return replace(
         measured[0],
-        num_nodes=shape.num_nodes,
-        ranks_per_node=shape.ranks_per_node,
-        num_ranks=shape.num_nodes * shape.ranks_per_node,
+        num_nodes=num_nodes,
+        ranks_per_node=ranks_per_node,
+        num_ranks=num_nodes * ranks_per_node,
         measured={c: {a: sorted(b) for a, b in each.items()} for c, each in bins.items()},
         most_channels=None,
         channels={},
-        costs=shape.costs,
         carried=True,
     )

@@ -27,7 +27,7 @@ from dynamiccl.datasets.objective import (
 )
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, MEASUREMENTS
 from dynamiccl.drawn_worlds import Floats, Ints
-from dynamiccl.nccl import Collective, NcclVersion, invalid_reason
+from dynamiccl.nccl import Collective, Config, NcclVersion, invalid_reason
 from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes
 
 REACH_BINS: Final = BINS_PER_OCTAVE
@@ -268,16 +268,11 @@ def allowed(
 ) -> npt.NDArray[np.bool_]:
     """(bins, A) valid, and measured nearby."""
     configs = manifest.actions().configs
-    version = NcclVersion.parse(support.nccl_version) if support.nccl_version else None
     centres = np.asarray(bins)
     mask = np.zeros((len(centres), len(configs)), dtype=np.bool_)
     for name, found in support.measured.get(collective.wire, {}).items():
         action = int(name)
-        reason = invalid_reason(
-            configs[action], collective, version=version, num_nodes=support.num_nodes
-        )
-        asked_channels = configs[action].num_channels or 0
-        if reason is None and asked_channels <= (support.most_channels or 0):
+        if why_not(support, collective, configs[action]) is None:
             distance = np.abs(centres[:, None] - np.asarray(found)[None, :]).min(axis=1)
             mask[:, action] = distance <= REACH_BINS
             if support.gated is not None:
@@ -286,6 +281,15 @@ def allowed(
     # The policy needs one allowed action.
     mask[~mask.any(axis=1), ABSTAIN_ACTION] = True
     return mask
+
+
+def why_not(support: Support, collective: Collective, config: Config) -> str | None:
+    """Why no table of a support may hold a config, wherever it was measured; None: it may."""
+    version = NcclVersion.parse(support.nccl_version) if support.nccl_version else None
+    reason = invalid_reason(config, collective, version=version, num_nodes=support.num_nodes)
+    if reason is None and (config.num_channels or 0) > (support.most_channels or 0):
+        return f"more channels than NCCL was seen to use ({support.most_channels})"
+    return reason
 
 
 def cold_tasks(support: Support, collective: Collective, sizes: Sequence[int]) -> pl.DataFrame:

@@ -154,11 +154,6 @@ class Steps:
         return len(self.action)
 
     @property
-    def num_actions(self) -> int:
-        """A."""
-        return int(self.tasks.mask.shape[1])
-
-    @property
     def shapes(self) -> list[tuple[int, ...]]:
         """Shapes of one observation's window, context and mask."""
         window = (WINDOW_LENGTH, len(WINDOW_FEATURES))

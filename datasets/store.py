@@ -114,6 +114,14 @@ def config_of(row: Mapping[str, Any]) -> Config:
     )
 
 
+def requested(config: Config) -> dict[str, Any]:
+    """The columns of `config_of`."""
+    algorithm, protocol = config.algorithm, config.protocol
+    wires = [None if each is None else each.wire for each in (algorithm, protocol)]
+    values = (*wires, config.num_channels, config.chunk_bytes)
+    return dict(zip(REQUESTED_COLUMNS, values, strict=True))
+
+
 def slug(text: str) -> str:
     """A valid directory name.
 
@@ -308,9 +316,9 @@ def check_schema(found: pa.Schema, wanted: pa.Schema, *, where: str) -> None:
 
 
 @cache
-def git_commit(folder: Path | None = None) -> str:
+def git_commit() -> str:
     """Commit at the process's start; '+dirty' when changed, 'unknown' outside git."""
-    root = folder or Path(dynamiccl.__file__).resolve().parent
+    root = Path(dynamiccl.__file__).resolve().parent
     try:
         head = _git(root, "rev-parse", "HEAD")
         dirty = _git(root, "status", "--porcelain", "--untracked-files=no")

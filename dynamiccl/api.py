@@ -57,7 +57,7 @@ def score(
             "saved": each["gain"],
             "slower": each["slower_than_default"],
         }
-        for system, scores in found.told["systems"].items()
+        for system, scores in found["systems"].items()
         for name, each in scores["policies"].items()
     ]
     scores = pl.DataFrame(rows, schema_overrides={"slower": pl.Float64})

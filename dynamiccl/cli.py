@@ -41,7 +41,6 @@ APPLICATION: Final[dict[str, Any]] = {
     "epilog": "--version prints the release.",
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
-_log = logging.getLogger(__name__)
 
 
 def run(app: Callable[[], Any]) -> None:
@@ -49,6 +48,7 @@ def run(app: Callable[[], Any]) -> None:
     if sys.argv[1:] == ["--version"]:
         print(__version__)
         sys.exit(0)
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         code = app() or 0
         text = "interrupted" if code == INTERRUPTED else ""  # as Typer tells Ctrl-C
@@ -60,7 +60,6 @@ def run(app: Callable[[], Any]) -> None:
         text, code = _ending(error)
         if not text:
             raise
-        _log.debug("raised here", exc_info=True)
     if text:
         print(text, file=sys.stderr)
     if code:
@@ -131,14 +130,6 @@ def interruptible(advice: Callable[[], str]) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise Interrupted(advice()) from None
-
-
-def configure_logging(*, verbose: bool) -> None:
-    """Log to stderr; `verbose` adds debug lines and tracebacks."""
-    logging.basicConfig(
-        level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
-    logging.getLogger("dynamiccl").setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
 def print_json(document: object) -> None:

@@ -4,7 +4,7 @@ All but AutoCCL's search and the oracle know workload and system alone. T tasks,
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -20,7 +20,7 @@ from dynamiccl.datasets.manifest import SHAPE_COLUMNS, Manifest
 from dynamiccl.datasets.questions import ChannelRule, decide, read_back_channels
 from dynamiccl.datasets.steps import with_noise
 from dynamiccl.nccl import Collective
-from dynamiccl.serve.search.autoccl import AutoCcl, Choice, SearchSpace, State
+from dynamiccl.serve.search.autoccl import AutoCcl, Choice, SearchSpace
 from dynamiccl.train import tracking
 from dynamiccl.train.policy import TorchPolicy
 
@@ -58,35 +58,23 @@ class Policy(Protocol):
         """(T,) measured actions; equal grids give equal choices."""
 
 
-class NcclDefault(Policy):
-    """NCCL's own choice."""
+@dataclass(frozen=True)
+class Least(Policy):
+    """The measured config for which a rule gives the least; of equals NCCL's own choice."""
 
-    name = "nccl-default"
-
-    def choose(self, grid: TaskGrid) -> Actions:
-        """See Policy."""
-        return np.full(grid.tasks.height, ABSTAIN_ACTION, dtype=np.int64)
-
-
-class Random(Policy):
-    """A uniform choice among measured configs, NCCL's default included."""
-
-    name = "random"
+    name: str
+    #: (T, A) of a grid.
+    rule: Callable[[TaskGrid], Float64Array]
 
     def choose(self, grid: TaskGrid) -> Actions:
         """See Policy."""
-        drawn = np.random.default_rng(0).random(grid.times_us.shape)
-        return np.asarray(np.where(grid.mask, drawn, -1.0).argmax(axis=1))
+        return np.asarray(np.where(grid.mask, self.rule(grid), np.inf).argmin(axis=1))
 
 
-class Oracle(Policy):
-    """The best measured config."""
-
-    name = "oracle"
-
-    def choose(self, grid: TaskGrid) -> Actions:
-        """See Policy."""
-        return np.asarray(np.nanargmin(grid.times_us, axis=1))
+NCCL_DEFAULT: Final = Least("nccl-default", lambda grid: np.zeros(grid.times_us.shape))
+#: Uniform among measured configs, NCCL's own choice included.
+RANDOM: Final = Least("random", lambda grid: -np.random.default_rng(0).random(grid.times_us.shape))
+ORACLE: Final = Least("oracle", lambda grid: grid.times_us)
 
 
 class LearnedPolicy(Policy):
@@ -153,8 +141,8 @@ def make_policies(
     told = training.joined(validation)
     return [
         *(LearnedPolicy(policy, catalogue, name) for name, policy in learned),
-        NcclDefault(),
-        Random(),
+        NCCL_DEFAULT,
+        RANDOM,
         BestFixed(told),
         PooledFixed(told),
         FiveBins(told),
@@ -162,12 +150,12 @@ def make_policies(
         Interpolated(told),
         GradientBoosting(told, catalogue),
         CoordinateDescent(catalogue),
-        Oracle(),
+        ORACLE,
     ]
 
 
 class Predictor(Policy, ABC):
-    """Predicts the time of every action, and takes the smallest."""
+    """Predicts the time of every action, and takes the smallest; NCCL's own choice on ties."""
 
     @abstractmethod
     def predict(self, grid: TaskGrid) -> Float64Array:
@@ -192,7 +180,7 @@ class BestFixed(Policy):
 
     def choose(self, grid: TaskGrid) -> Actions:
         """The key's config where it was measured, else NCCL's default."""
-        chosen = NcclDefault().choose(grid)
+        chosen = NCCL_DEFAULT.choose(grid)
         for key, rows in rows_by(grid.tasks, self.key).items():
             action = self._best.get(key, ABSTAIN_ACTION)
             chosen[rows] = np.where(grid.mask[rows, action], action, ABSTAIN_ACTION)
@@ -349,7 +337,7 @@ class CoordinateDescent(Policy):
         self.probes = np.zeros_like(chosen)
         for task in range(len(chosen)):
             random = np.random.default_rng((task, 0))
-            while tuner.state(task) is not State.CONVERGED:
+            while not tuner.is_over(task):
                 action = tuner.ask(task)
                 tuner.tell(task, float(random.choice(grid.samples[task, action])), action)
                 self.probes[task] += 1
@@ -364,6 +352,7 @@ class NamedPolicy:
     name: str
     folder: Path
     run_id: str | None
+    manifest: Manifest
 
 
 def named_policies(given: Sequence[str], tracking_uri: str) -> list[NamedPolicy]:
@@ -386,4 +375,5 @@ def _resolve(text: str, tracking_uri: str) -> NamedPolicy:
     run_id = tracking.find_run(named, tracking_uri)
     if not name and run_id is not None:
         name = tracking.reopen_run(tracking_uri, run_id).data.tags["mlflow.runName"]
-    return NamedPolicy(name or Manifest.read(folder).recipe, folder, run_id)
+    manifest = Manifest.read(folder)
+    return NamedPolicy(name or manifest.recipe, folder, run_id, manifest)

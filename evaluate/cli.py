@@ -5,15 +5,17 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from dynamiccl import cli
 from dynamiccl.collect.grid import parse_size
 from dynamiccl.datasets.objective import Hidden, MaxChannels, Objective, SlackShare, SmPrice
+from dynamiccl.datasets.store import part_paths, read
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.nccl import Collective
+from dynamiccl.serve.artifact import Group, System
 from dynamiccl.simulator import workloads as simulating
 from dynamiccl.train import tracking_uri
 from dynamiccl.train.options import Json, open_bar, stderr
@@ -28,9 +30,7 @@ app = typer.Typer(
 )
 
 
-def main() -> None:
-    """Entry point of `dynamiccl-evaluate`."""
-    cli.run(partial(app, standalone_mode=False))
+main: Final = partial(cli.run, partial(app, standalone_mode=False))
 
 
 @app.command("report")
@@ -54,11 +54,8 @@ def report_command(
     Example: dynamiccl-evaluate report --data out/data --policy RUN_ID --out out/report
     """
     # Before the heavy imports: a typo should not take five seconds to be told.
-    from dynamiccl.datasets.store import part_paths
-
     part_paths(data)
     with cli.working("loading PyTorch, MLflow and the policies"):
-        from dynamiccl.datasets.manifest import Manifest
         from dynamiccl.evaluate.baselines import named_policies
         from dynamiccl.evaluate.page import show_result
         from dynamiccl.evaluate.report import by_turn, make_report, mean_over_turns
@@ -80,15 +77,10 @@ def report_command(
             )
             for number, turn in enumerate(turns)
         ]
-    for turn, report in zip(turns, reports, strict=True):
-        for each in turn:
-            if each.run_id is not None:
-                report.keep(each.run_id, tracking_uri())
-    recipes = {each.name: Manifest.read(each.folder).recipe for each in named}
+    recipes = {each.name: each.manifest.recipe for each in named}
     means = {} if len(turns) == 1 else mean_over_turns(reports, recipes)
-    told = [report.told for report in reports]
-    document = {"turns": told, "mean_over_turns": means} if means else told[0]
-    show_result("report", {"reports": told, "means": means}, document, as_json=as_json)
+    document = {"turns": reports, "mean_over_turns": means} if means else reports[0]
+    show_result("report", {"reports": reports, "means": means}, document, as_json=as_json)
 
 
 @app.command("gate")
@@ -183,7 +175,6 @@ def _plan(
 
     base = load_sweep(sweep)
     with cli.working("loading PyTorch and the policy, planning"):
-        from dynamiccl.datasets.store import read
         from dynamiccl.evaluate.evidence import FreshRuns
         from dynamiccl.evaluate.gate import plan_gate
 
@@ -198,8 +189,6 @@ def _judge(
     if data is None or out is None:
         missing = "--data FRESH_DATA" if data is None else "--out DIR"
         raise UserError(f"{missing} is missing; or write the sweep to measure with --plan FILE")
-    from dynamiccl.datasets.store import part_paths, read
-
     part_paths(data)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not empty; take another --out or remove it")
@@ -249,9 +238,6 @@ def job_command(
     Example: dynamiccl-evaluate job calls --data data --policy artifact --sm-price 0.8
     """
     with cli.working("reading traces"):
-        import polars as pl
-
-        from dynamiccl.datasets.store import read
         from dynamiccl.evaluate.job import answer, policy_choice
         from dynamiccl.evaluate.job_calls import Measured, read_job
         from dynamiccl.evaluate.page import show_result, write_page
@@ -259,7 +245,7 @@ def job_command(
         from dynamiccl.train.tracking import policy_directory
 
         rows = read(data)
-        of_system = rows if system is None else rows.filter(pl.col("system") == system)
+        of_system = rows if system is None else rows.filter(system=system)
         most: Any = of_system["ranks_per_node"].max()
         job = read_job(traces, ranks_per_node or most or 1)
         source = Measured(rows, system, job.nccl_version, sm_price / 100.0)
@@ -283,12 +269,8 @@ def explain_command(
     ],
     collective: Annotated[str, typer.Option(help="As NCCL spells it.")],
     size: Annotated[str, typer.Option(help="Message size (NCCL's nBytes): 4096, 64K, 4M.")],
-    group: Annotated[
-        str, typer.Option(metavar="NODESxRANKS", help="Communicator: NCCL's nNodes, ranks of each.")
-    ],
-    system: Annotated[
-        str | None, typer.Option(help="System, where several have this shape.")
-    ] = None,
+    group: Group,
+    system: System = None,
     as_json: Json = False,
 ) -> None:
     """Show what a policy predicts for each config of one message, the margin, noise and gate.

@@ -15,12 +15,13 @@ from dynamiccl.datasets.questions import (
     cold_questions,
     count_of,
     decide,
+    why_not,
 )
 from dynamiccl.errors import UserError
 from dynamiccl.evaluate.evidence import place_of
 from dynamiccl.evaluate.gate import read_gated
 from dynamiccl.evaluate.page import say
-from dynamiccl.nccl import Collective, Config, NcclVersion, invalid_reason
+from dynamiccl.nccl import Collective, Config
 from dynamiccl.serve.artifact import acts_nowhere, pick_support
 from dynamiccl.sizes import bin_first_byte, size_bin
 from dynamiccl.train.policy import TorchPolicy
@@ -121,12 +122,8 @@ def explain(
 def _why_not(
     support: Support, collective: Collective, config: Config, action: int, index: int
 ) -> str:
-    version = NcclVersion.parse(support.nccl_version) if support.nccl_version else None
-    reason = invalid_reason(config, collective, version=version, num_nodes=support.num_nodes)
-    if reason is not None:
+    if reason := why_not(support, collective, config):
         return reason
-    if (config.num_channels or 0) > (support.most_channels or 0):
-        return f"more channels than NCCL was seen to use ({support.most_channels})"
     measured = support.measured.get(collective.wire, {})
     for name, what in ((str(action), "it"), (str(ABSTAIN_ACTION), "NCCL's own choice")):
         bins = measured.get(name, [])

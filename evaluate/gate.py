@@ -71,7 +71,7 @@ from dynamiccl.evaluate.evidence import (
     place_of,
     shrunk,
 )
-from dynamiccl.evaluate.page import render
+from dynamiccl.evaluate.page import write_page
 from dynamiccl.nccl import ABSTAIN, Collective
 from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes, bin_first_byte, size_bin
 from dynamiccl.train.policy import TorchPolicy
@@ -103,14 +103,10 @@ class Gated:
             "slower where that choice takes more channels than answers may"
         )
 
-    def counts(self) -> dict[str, int]:
-        """Bins by verdict."""
-        return _counts(self.cells)
-
     def to_json(self) -> dict[str, Any]:
         """`gate.json`: the bins in which the policy acts."""
         wanted = [asdict(c) for c in self.cells if c.is_wanted]
-        return {"test": self.test, "q": self.q, "counts": self.counts(), "cells": wanted}
+        return {"test": self.test, "q": self.q, "counts": _counts(self.cells), "cells": wanted}
 
     def to_show(self) -> dict[str, Any]:
         """What page and terminal say; `refusals` are (bins, reason), the most frequent first."""
@@ -131,7 +127,7 @@ class Gated:
         return {
             "test": self.test,
             "q": self.q,
-            "counts": self.counts(),
+            "counts": _counts(self.cells),
             "most": max((c.gain or 0.0 for c in self.cells if c.acts), default=0.0),
             "fewer": sum(cell.loss is not None for cell in self.cells if cell.acts),
             "families": families,
@@ -293,9 +289,7 @@ def write_gated(gated: Gated, policy_dir: Path, out: Path) -> None:
     shutil.copy(policy_dir / POLICY_NAME, out)
     if (policy_dir / TRIGGER_NAME).is_file():
         shutil.copy(policy_dir / TRIGGER_NAME, out)
-    text = json.dumps(gated.to_json(), indent=1)
-    (out / GATE_NAME).write_text(text + "\n", encoding="utf-8")
-    (out / "gate.html").write_text(render("gate.html", gated.to_show()), encoding="utf-8")
+    write_page(out, "gate", gated.to_json(), gated.to_show())
     gated.manifest.write(out)  # which lists the files that are there
 
 

@@ -112,7 +112,7 @@ def answer(
     default_us = np.array([np.nan if isinstance(each, str) else each.default_us for each in gains])
     job = job.timed(default_us)
     arms = {name: _arm(job, gains, default_us, choose) for name, choose in choices.items()}
-    arm = next(iter(arms.values()))
+    arm, has_times = next(iter(arms.values())), job.lacks["times"] < job.calls.height
     dark = [k["kind"] for k in arm.kinds if k["reason"] and not k["why_not"]]
     told = {
         "system": source.system,
@@ -125,7 +125,7 @@ def answer(
         "lacks": job.lacks,
         "unread": job.unread,
         # A trace without times is weighed by the benchmark's times or by bytes, which are no whole.
-        "whole_us": job.whole_us if job.steps or job.has_times else None,
+        "whole_us": job.whole_us if job.steps or has_times else None,
         "exposed_share": job.share_of([*range(job.kinds.height)]),
         "asks_tuner_share": job.share_of([k["kind"] for k in arm.kinds if not k["why_not"]]),
         "not_covered_share": job.share_of(dark),

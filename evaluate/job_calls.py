@@ -67,11 +67,6 @@ class Job:
     unread: list[str]
 
     @property
-    def has_times(self) -> bool:
-        """Whether the trace tells the time of any call."""
-        return self.lacks["times"] < self.calls.height
-
-    @property
     def whole_us(self) -> float:
         """What shares are of: the steps, or all calls without steps."""
         if self.steps is None:

@@ -6,6 +6,7 @@ oracle, its time in the other half the reference. The interval is a bootstrap ov
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -153,10 +154,7 @@ def _halves(
     # Either half may be the larger.
     size = len(times_us) // 2 + (random.integers(2) if len(times_us) % 2 else 0)
     parts = order[:, :size], order[:, size:]
-    first, second = (np.median(times_us[_resampled(part, random)], axis=1) for part in parts)
+    drawn = [random.integers(0, part.shape[1], size=part.shape) for part in parts]
+    taken = map(partial(np.take_along_axis, axis=1), parts, drawn)
+    first, second = (np.median(times_us[each], axis=1) for each in taken)
     return first, second
-
-
-def _resampled(part: npt.NDArray[np.int64], random: np.random.Generator) -> npt.NDArray[np.int64]:
-    drawn = random.integers(0, part.shape[1], size=part.shape)
-    return np.take_along_axis(part, drawn, axis=1)

@@ -62,20 +62,14 @@ class Log:
         return type(self)(task, action, reward, self.propensity[which], self.adaptive)
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean reward with its interval, or why there is none."""
+#: `mean` of time / NCCL's default, `low` and `high` (null: not known), and why in `note`.
+Estimate = dict[str, Any]
 
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    note: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Time / NCCL's default and its interval; null where there is no number."""
-        ends = {"mean": self.value, "low": self.high, "high": self.low}
-        told = {name: None if end is None else -end for name, end in ends.items()}
-        return {**told, "note": self.note}
+def _estimate(reward: float | None, reach: float | None = None, note: str = "") -> Estimate:
+    mean = None if reward is None else -reward
+    ends = (None, None) if mean is None or reach is None else (mean - reach, mean + reach)
+    return {"mean": mean, "low": ends[0], "high": ends[1], "note": note}
 
 
 def every_estimate(
@@ -91,13 +85,13 @@ def _estimates(
 ) -> dict[str, Estimate]:
     direct = float((policy * model).sum(axis=1)[log.task].mean())
     # The model's own error is not known.
-    found = {"DM": Estimate(direct, note=NO_INTERVAL)}
-    weights = weights_of(log, policy)
+    found = {"DM": _estimate(direct, note=NO_INTERVAL)}
+    weights = policy[log.task, log.action] / log.propensity
     total = float(weights.sum())
     effective = total**2 / float((weights**2).sum()) if total > 0 else 0.0
     uncovered = float(np.where(behaviour > 0, 0.0, policy).sum(axis=1)[log.task].mean())
     if uncovered > MAX_UNCOVERED or effective < MIN_EFFECTIVE:
-        return found | dict.fromkeys(("SNIPS", "DR"), Estimate(note=NO_OVERLAP))
+        return found | dict.fromkeys(("SNIPS", "DR"), _estimate(None, note=NO_OVERLAP))
     snips = float((weights * log.reward).sum() / total)
     expected, predicted = _cross_fitted(log, policy)
     each = expected + weights * (log.reward - predicted)
@@ -109,15 +103,10 @@ def _estimates(
     for name, (value, parts) in terms.items():
         error = float(parts.std(ddof=1) / np.sqrt(len(log)))
         reach = float(stats.norm.ppf(0.5 + confidence / 2)) * error
-        found[name] = Estimate(value, value - reach, value + reach)
+        found[name] = _estimate(value, reach)
         if log.adaptive:
-            found[name] = Estimate(value, note=NO_INTERVAL)
+            found[name] = _estimate(value, note=NO_INTERVAL)
     return found
-
-
-def weights_of(log: Log, policy: Float64Array) -> Float64Array:
-    """(n,) importance weights of a policy (T, A)."""
-    return policy[log.task, log.action] / log.propensity
 
 
 def _tabular_model(log: Log, shape: tuple[int, int]) -> Float64Array:
@@ -150,7 +139,7 @@ def deterministic(actions: Actions, num_actions: int) -> Float64Array:
 def logged_values(
     frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid, policies: Sequence[LearnedPolicy]
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """System -> policy -> counts and estimates (`Estimate.to_json`), on tasks where it acts."""
+    """System -> policy -> counts and estimates, on tasks where it acts."""
     drawn = drawn_rows(frame, catalogue, grid)
     return {
         str(system): {policy.name: _value(rows, catalogue, grid, policy) for policy in policies}
@@ -176,7 +165,7 @@ def _value(
         return counts
     wanted = deterministic(chosen, len(catalogue))
     (found,) = every_estimate(log, [wanted], behaviour, CONFIDENCE)
-    return counts | {name: each.to_json() for name, each in found.items()}
+    return counts | found
 
 
 def drawn_rows(frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid) -> pl.DataFrame:

@@ -3,8 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +22,6 @@ from dynamiccl.datasets.cells import (
     tuned,
     usable,
 )
-from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import content_hash, part_paths, provenance_of, read, slug
@@ -38,32 +36,11 @@ from dynamiccl.evaluate.metrics import SCALE, result_rows, summarise
 from dynamiccl.evaluate.ope import CONFIDENCE, logged_values
 from dynamiccl.evaluate.page import draw_gains, draw_map, render, say
 from dynamiccl.nccl import ABSTAIN
-from dynamiccl.train import tracking
+from dynamiccl.train import tracking, tracking_uri
 from dynamiccl.train.policy import TorchPolicy
 
 SUMMARY_NAME: Final = "summary.json"
 FIGURES_FOLDER: Final = "figures"
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a report found, and where its files lie."""
-
-    #: The content of summary.json.
-    told: dict[str, Any]
-    results: Path
-    page: Path
-    data_hash: str
-
-    def keep(self, run_id: str, tracking_uri: str) -> None:
-        """Copy to `report/HASH` in a run's artifacts; raises UserError for an unknown run."""
-        run = tracking.reopen_run(tracking_uri, run_id)
-        folder = self.page.parent
-        with tempfile.TemporaryDirectory() as scratch:
-            for path in (self.page, folder / SUMMARY_NAME):
-                shutil.copy(path, scratch)
-            shutil.copytree(folder / FIGURES_FOLDER, Path(scratch) / FIGURES_FOLDER)
-            run.log_folder(Path(scratch), f"report/{self.data_hash[:12]}")
 
 
 def make_report(
@@ -72,11 +49,13 @@ def make_report(
     out: Path,
     runs: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
-) -> Report:
+) -> dict[str, Any]:
     """Score `policies` (name, policy directory) and the baselines on the test tasks of a data set.
 
-    Raises UserError where policies differ in their training parts, NotEnoughData when no task can
-    be scored, and as the readers. `runs`: run ids by name; `progress`: policies done, and all.
+    The content of summary.json; page and figures are kept in `runs` (by name), too, under
+    `report/HASH`. Raises UserError where policies differ in their training parts and for an unknown
+    run, NotEnoughData when no task can be scored, and as the readers. `progress`: policies done,
+    and all.
     """
     learned = [(name, TorchPolicy.load(path)) for name, path in policies]
     names = [name for name, _ in policies]
@@ -162,23 +141,34 @@ def make_report(
         for kind, svg in found.items():
             path = out / FIGURES_FOLDER / f"{slug(system)}-{kind}.svg"
             path.write_text(svg, encoding="utf-8")
-    return Report(told, out / "results.parquet", page, header["data_hash"])
+    _keep(page, header["run_ids"].values(), f"report/{header['data_hash'][:12]}")
+    return told
+
+
+def _keep(page: Path, run_ids: Iterable[str], folder: str) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        for path in (page, page.with_name(SUMMARY_NAME)):
+            shutil.copy(path, scratch)
+        shutil.copytree(page.with_name(FIGURES_FOLDER), Path(scratch) / FIGURES_FOLDER)
+        for run_id in run_ids:
+            run = tracking.reopen_run(tracking_uri(), run_id)
+            run.log_folder(Path(scratch), folder)
 
 
 def by_turn(policies: Sequence[NamedPolicy]) -> list[list[NamedPolicy]]:
     """Policies that held out other shapes, systems or runs apart; all as one if of other kinds."""
     turns: dict[Splits, list[NamedPolicy]] = {}
     for each in policies:
-        turns.setdefault(Manifest.read(each.folder).parts, []).append(each)
+        turns.setdefault(each.manifest.parts, []).append(each)
     return [*turns.values()] if len({parts.by for parts in turns}) == 1 else [[*policies]]
 
 
 def mean_over_turns(
-    reports: Sequence[Report], recipes: Mapping[str, str]
+    reports: Sequence[Mapping[str, Any]], recipes: Mapping[str, str]
 ) -> dict[str, dict[str, float]]:
     """Mean and least time saved of turns and their systems (shares); of ours by recipe."""
     found: dict[str, list[float]] = {}
-    for system in [each for report in reports for each in report.told["systems"].values()]:
+    for system in [each for report in reports for each in report["systems"].values()]:
         for name, each in system["policies"].items():
             found.setdefault(recipes.get(name, name), []).append(each["gain"])
     return {n: {"mean": sum(each) / len(each), "least": min(each)} for n, each in found.items()}

@@ -30,7 +30,7 @@ from dynamiccl.simulator.scenario import Scenario
 from dynamiccl.simulator.systems import System
 from dynamiccl.simulator.workloads import Workload
 from dynamiccl.simulator.world import CallResults, World
-from dynamiccl.train.environment import Course, JobCalls, Tables, Watch, delay_calls
+from dynamiccl.train.environment import JobCalls, Tables, Watch, delay_calls
 from dynamiccl.train.options import open_bar
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.study import student_interval
@@ -85,7 +85,7 @@ class Learned(Player):
 
     def __init__(self, policy: TorchPolicy, env: JobCalls) -> None:
         self._policy = policy
-        self._period = max(env.course.delay_calls, 1)
+        self._period = max(env.delay, 1)
         shape = (env.num_envs, len(env.world.keys))
         self._decided = np.full(shape, ABSTAIN_ACTION, dtype=np.int64)
         self._asked_at = np.full(shape, -self._period, dtype=np.int64)
@@ -178,12 +178,14 @@ class Contender:
 
     def prepare(self, setting: Setting) -> tuple[JobCalls, Player]:
         """A new environment and player."""
-        course = Course(
-            episode_calls=setting.calls,
-            delay_calls=0 if self.at_once else delay_calls(self.world),
+        env = JobCalls(
+            self.world,
+            self.tables,
+            setting.jobs,
+            self.make_watch,
+            delay=0 if self.at_once else delay_calls(self.world),
             observed=self.observes,
         )
-        env = JobCalls(self.world, self.tables, setting.jobs, course, self.make_watch)
         return env, self.make(env)
 
 
@@ -303,13 +305,14 @@ class Totals:
 def roll_out(
     env: JobCalls,
     player: Player,
+    calls: int,
     *,
     seed: int,
     progress: Progress = lambda _calls: None,
 ) -> Totals:
-    """Run one episode; every thousand calls `progress` is told of them."""
+    """Run an episode of so many calls; every thousand `progress` is told of them."""
     observation = env.reset(seed)
-    calls, jobs = env.course.episode_calls, env.num_envs
+    jobs = env.num_envs
     total, job, oracle = np.zeros((3, jobs))
     changes, slower, alarms = np.zeros((3, jobs), dtype=np.int64)
     course = []
@@ -343,7 +346,8 @@ def play(
     """By contender, for every seed; with the course of the first seed."""
     played: dict[str, list[Totals]] = {}
     for contender, seed in product(contenders, seeds):
-        total = roll_out(*contender.prepare(setting), seed=seed, progress=progress)
+        ready = contender.prepare(setting)
+        total = roll_out(*ready, setting.calls, seed=seed, progress=progress)
         kept = total if seed == seeds[0] else replace(total, course=None)
         played.setdefault(contender.name, []).append(kept)
     return played

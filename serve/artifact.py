@@ -46,6 +46,13 @@ INDEX_VERSION: Final = 1
 MAX_BYTES: Final = 1 << 16
 MAX_NOISE_PPM: Final = 10**9
 _log = logging.getLogger(__name__)
+System = Annotated[str | None, typer.Option(help="System, where several have this shape.")]
+Group = Annotated[
+    str, typer.Option(metavar="NODESxRANKS", help="Communicator: NCCL's nNodes, ranks of each.")
+]
+Nccl = Annotated[
+    Path | None, typer.Option(help="The jobs' libnccl.so.2; default: what is found here.")
+]
 ArtifactDir = Annotated[Path, typer.Argument(metavar="ARTIFACT", help="Artifact directory.")]
 
 

@@ -27,13 +27,12 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from dynamiccl import cli
 from dynamiccl.datasets.features import TUNED, Observations
 from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, Call, CallColumns
-from dynamiccl.datasets.manifest import BRAIN_NAME, POLICY_NAME, Manifest
+from dynamiccl.datasets.manifest import BRAIN_NAME
 from dynamiccl.datasets.objective import SmPrice
 from dynamiccl.datasets.questions import allowed, cold_questions
-from dynamiccl.errors import ArtifactMismatch, CorruptFile, MachineError, UnknownName, UserError
+from dynamiccl.errors import ArtifactMismatch, CorruptFile, UnknownName, UserError
 from dynamiccl.files import end_with_parent
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
 from dynamiccl.nccl import Protocol as NcclProtocol
@@ -97,30 +96,14 @@ class History:
     table: DecisionTable | None
 
 
-def scripts() -> Any:
-    """What loads TorchScript files, `train.policy`; raises MachineError without torch."""
-    try:
-        from dynamiccl.train import policy
-    except ImportError as error:
-        raise MachineError(
-            "making, verifying or asking a policy needs torch; install it with "
-            "'pip install dynamiccl[train]', or do this step where you train"
-        ) from error
-    return policy
-
-
-def load_policy(directory: Path, manifest: Manifest) -> Any:
-    """The `TorchPolicy` of a directory; raises MachineError without torch, and CorruptFile."""
-    loads = scripts()
-    return loads.TorchPolicy(loads.load_script(directory / POLICY_NAME), manifest)
-
-
 class ScriptedBrain:
-    """A loaded `brain.pt`; raises MachineError without torch, and CorruptFile."""
+    """A loaded `brain.pt`; raises CorruptFile."""
 
     def __init__(self, path: Path) -> None:
+        from dynamiccl.train.policy import load_script
+
         self._path = path
-        self._module: Any = scripts().load_script(path) if path.is_file() else None
+        self._module: Any = load_script(path) if path.is_file() else None
         if not hasattr(self._module, "decide"):
             raise CorruptFile(
                 f"{path} is not there, or of an older release; export the artifact again"
@@ -219,10 +202,10 @@ class _Progress:
 class TunerBrain:
     """Runs a tuner for the task keys of one communicator.
 
-    Ours begins with the artifact's table, hears of interference by its Trigger and raises
-    MachineError without torch; AutoCCL's begins with NCCL's choice. Both go on from another table
-    in force. Slack raises UserError. A call's time counts as longer by `sm_price`, % a channel:
-    what compute beside it loses.
+    Ours begins with the artifact's table, hears of interference by its Trigger and needs torch;
+    AutoCCL's begins with NCCL's choice. Both go on from another table in force. Slack raises
+    UserError. A call's time counts as longer by `sm_price`, % a channel: what compute beside it
+    loses.
     """
 
     def __init__(self, artifact: Artifact, *, is_ours: bool = False, sm_price: float = 0.0) -> None:
@@ -236,7 +219,9 @@ class TunerBrain:
         self._progress: dict[tuple[Collective, int], _Progress] = {}
         self._tuner: Tuner
         if is_ours:
-            self._policy = load_policy(artifact.directory, artifact.manifest)
+            from dynamiccl.train.policy import TorchPolicy
+
+            self._policy = TorchPolicy.load(artifact.directory)
             self._watcher = ScriptedBrain(artifact.directory / BRAIN_NAME)
             self._tuner = PolicySearch(self._spaces.__getitem__, self._prior, RULES)
         else:
@@ -399,7 +384,6 @@ def brain_command(
     # Killing a shell does not kill what it has started.
     end_with_parent()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's; the processors are the job's
-    cli.configure_logging(verbose=False)
     if sys.stdin.isatty():
         find_policy_maker(policy, sm_price)  # a person is told at once
 

@@ -32,12 +32,11 @@ from dynamiccl.datasets.history import (
     Past,
 )
 from dynamiccl.datasets.questions import ColdQuestions
-from dynamiccl.errors import CorruptFile
 from dynamiccl.nccl import MAX_CHANNELS, NUM_TUNED_COLLECTIVES, Algorithm, Config, Protocol
 from dynamiccl.schedule import config_columns
 from dynamiccl.serve.brain import CALL_COLUMNS
 from dynamiccl.serve.table import MAX_BINS
-from dynamiccl.train.policy import ignored_deprecation, load_script, save_script
+from dynamiccl.train.policy import ignored_deprecation, load_script, load_trigger, save_script
 
 #: Task keys of a communicator: a table's collectives and size bins.
 MAX_ROWS: Final = NUM_TUNED_COLLECTIVES * MAX_BINS
@@ -310,11 +309,7 @@ def write_brain(
     trigger: Path | None = None,
 ) -> None:
     """Write `brain.pt` of a policy and a Trigger; raises CorruptFile."""
-    watching = None if trigger is None else load_script(trigger)
-    if trigger is not None and not hasattr(watching, "new_state"):
-        raise CorruptFile(
-            f"{trigger} is TorchScript, but no trigger; give a run of 'dynamiccl-train trigger'"
-        )
+    watching = None if trigger is None else load_trigger(trigger)
     save_script(BrainModule(load_script(policy), configs, questions, watching), path)
     # The plugin takes no file that somebody else can change.
     path.chmod(path.stat().st_mode & ~0o022)

@@ -1,6 +1,7 @@
 """`dynamiccl-deploy`: from a trained run to files that a job loads."""
 
 from functools import partial
+from typing import Final
 
 import typer
 
@@ -27,9 +28,7 @@ app.command("explain")(explain_command)
 app.command("brain")(brain_command)
 
 
-def main() -> None:
-    """Entry point of `dynamiccl-deploy`."""
-    cli.run(partial(app, standalone_mode=False))
+main: Final = partial(cli.run, partial(app, standalone_mode=False))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from dynamiccl.errors import CorruptFile, DynamicclError, PluginError
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME, built, is_ours
 from dynamiccl.nccl import NEWEST_ACTING, OLDEST_ACTING, TUNER_ABI_SINCE, NcclVersion
 from dynamiccl.serve.ab import DEFAULT_MODE, PROVEN
-from dynamiccl.serve.artifact import Artifact, how_to_bind, installed_plugin, open_artifact
+from dynamiccl.serve.artifact import Artifact, Nccl, how_to_bind, installed_plugin, open_artifact
 from dynamiccl.serve.build import ask_probe, first_that_loads, nccl_libraries
 from dynamiccl.train.options import Json
 
@@ -249,9 +249,7 @@ def doctor_command(
             help="The plugin; default NCCL_TUNER_PLUGIN where ours, else installed or built."
         ),
     ] = None,
-    nccl: Annotated[
-        Path | None, typer.Option(help="The jobs' libnccl.so.2; default: what is found here.")
-    ] = None,
+    nccl: Nccl = None,
     as_json: Json = False,
 ) -> None:
     """Look at this machine before a job: what NCCL would load, and whether tables would act.

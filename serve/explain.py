@@ -32,7 +32,7 @@ from dynamiccl.datasets.questions import count_of, read_back_channels
 from dynamiccl.datasets.store import read_calls
 from dynamiccl.errors import CorruptFile, NotEnoughData, UnknownName
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
-from dynamiccl.serve.artifact import Artifact, ArtifactDir, open_artifact, warn
+from dynamiccl.serve.artifact import Artifact, ArtifactDir, Group, System, open_artifact, warn
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte
 from dynamiccl.train.options import Json, folding_table, stderr, stdout, tell, wide_stdout
@@ -44,7 +44,6 @@ _ALGORITHMS: Final = {
     Algorithm.CollNetChain: "collnet_chain",
     Algorithm.NVLSTree: "nvls_tree",
 }
-System = Annotated[str | None, typer.Option(help="System, where several have this shape.")]
 Gain = Mapping[str, float]
 #: System, nodes, ranks, collective, size bin.
 Place = tuple[str, int, int, str, int]
@@ -207,21 +206,20 @@ def explain_command(
             f"the least gain is {_text(least)}"
         )
     machines = "; ".join(sorted(opened.index.systems)) or "no machine yet (dynamiccl-deploy bind)"
-    _say(f"{artifact}: {opened.in_short}", f"evidence: {evidence}", f"acts on: {machines}")
+    tell(
+        stdout,
+        f"{artifact}: {opened.in_short}\nevidence: {evidence}\nacts on: {machines}",
+    )
     if outlook is not None:
         _show_outlook(outlook)
-    _say(
+    tell(
+        stdout,
         "in your process: one library (libnccl-tuner-dynamiccl.so) without threads, files or "
         "messages of its own once a communicator is made; each collective is a look-up in a table "
-        "(docs/plugin.md)",
+        "(docs/plugin.md)\n"
         f"off: touch {artifact / KILL_NAME}, for communicators made from then on "
         "(in mode adaptive at once); for one job: DYNAMICCL_DISABLE=1",
     )
-
-
-def _say(*lines: str) -> None:
-    for line in lines:
-        stdout.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def _show_outlook(outlook: Mapping[str, Any]) -> None:
@@ -243,19 +241,20 @@ def _show_outlook(outlook: Mapping[str, Any]) -> None:
     if changes:
         wide_stdout().print(table)
     if len(changes) > _SHOWN:
-        _say(f"... and {len(changes) - _SHOWN} more (--json has all)")
-    _say(
+        tell(stdout, f"... and {len(changes) - _SHOWN} more (--json has all)")
+    tell(
+        stdout,
         f"of {outlook['calls']} calls it would decide {outlook['calls_changed']}; NCCL's own "
         f"choice stands for the others, {outlook['calls_without_table']} of them on shapes without "
-        "a table"
+        "a table",
     )
     if saved := outlook["saved"]:
         ends = f"{saved['low']:.1%} to {saved['high']:.1%}"
-        _say(f"expected: {saved['mean']:.1%} of the recorded time saved ({ends})")
+        tell(stdout, f"expected: {saved['mean']:.1%} of the recorded time saved ({ends})")
     if known := [change for change in changes if change["gain"]]:
         worst = min(known, key=lambda change: float(change["gain"]["low"]))
         size = worst["size_bytes"]
-        _say(f"worst case: {worst['collective']} of {size} bytes, {_text(worst['gain'])}")
+        tell(stdout, f"worst case: {worst['collective']} of {size} bytes, {_text(worst['gain'])}")
 
 
 def _text(gain: Gain) -> str:
@@ -264,9 +263,7 @@ def _text(gain: Gain) -> str:
 
 def table_command(
     artifact: ArtifactDir,
-    group: Annotated[
-        str, typer.Option(metavar="NODESxRANKS", help="Communicator: NCCL's nNodes, ranks of each.")
-    ],
+    group: Group,
     system: System = None,
     format_: Annotated[
         str, typer.Option("--format", help=f"One of {', '.join(_FORMATS)}.")

@@ -1,12 +1,11 @@
 """`dynamiccl-deploy export` and `bind`: making artifacts, and the machines that they act on."""
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +19,13 @@ from dynamiccl.datasets.manifest import (
     BRAIN_NAME,
     GATE_NAME,
     POLICY_NAME,
-    TRIGGER_FACTS_NAME,
     TRIGGER_NAME,
     Manifest,
     Slack,
     Support,
     find_policy_in,
-    find_trigger_in,
+    trigger_facts,
+    trigger_file,
     with_shape,
 )
 from dynamiccl.datasets.questions import (
@@ -37,18 +36,19 @@ from dynamiccl.datasets.questions import (
     table_supports,
 )
 from dynamiccl.doctor import Machine
-from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, UnknownName, UserError
+from dynamiccl.errors import ArtifactMismatch, UnknownName, UserError
 from dynamiccl.files import WRITING, clear_leftovers
 from dynamiccl.nccl import MAX_CHANNELS, Algorithm, Protocol
 from dynamiccl.serve.artifact import (
     Artifact,
     ArtifactDir,
+    Nccl,
     PluginIndex,
     check_features,
     open_artifact,
     warn,
 )
-from dynamiccl.serve.brain import BrainConfig, History, ScriptedBrain, columns_of, load_policy
+from dynamiccl.serve.brain import BrainConfig, History, ScriptedBrain, columns_of
 from dynamiccl.serve.build import find_plugin, own_fingerprint
 from dynamiccl.serve.table import DecisionTable, relative_path
 from dynamiccl.train import tracking_uri
@@ -83,7 +83,7 @@ def export_artifact(
     for group in groups:
         manifest = with_shape(manifest, *group)
     if trigger is not None:
-        manifest = replace(manifest, trigger=_trigger_facts(trigger))
+        manifest = replace(manifest, trigger=trigger_facts(trigger))
     elif (policy_dir / TRIGGER_NAME).is_file():
         trigger = policy_dir / TRIGGER_NAME
     supports = table_supports(manifest)
@@ -111,18 +111,19 @@ def _build(
     supports: Sequence[Support],
     trigger: Path | None,
 ) -> None:
+    from dynamiccl.serve.brain_module import write_brain
+    from dynamiccl.train.policy import TorchPolicy, load_script
+
     for name in (POLICY_NAME, GATE_NAME):
         if (policy_dir / name).is_file():
             shutil.copyfile(policy_dir / name, out / name)
-    policy, tables = load_policy(out, manifest), []
+    policy, tables = TorchPolicy(load_script(out / POLICY_NAME), manifest), []
     for support in supports:
         path = out / relative_path(support.system, support.num_nodes, support.num_ranks)
         path.parent.mkdir(parents=True, exist_ok=True)
         tables.append(make_table(policy, manifest, support))
         path.write_bytes(tables[-1].to_bytes())
     if manifest.slack is None:
-        from dynamiccl.serve.brain_module import write_brain
-
         questions = [cold_questions(manifest, support) for support in supports]
         configs = manifest.actions().configs
         write_brain(out / POLICY_NAME, configs, questions, out / BRAIN_NAME, trigger)
@@ -146,17 +147,6 @@ def make_table(policy: ActingPolicy, manifest: Manifest, support: Support) -> De
         num_ranks=support.num_ranks,
         first_bin=asked.first_bin,
     )
-
-
-def _trigger_facts(trigger: Path) -> dict[str, Any]:
-    path = trigger.with_name(TRIGGER_FACTS_NAME)
-    try:
-        facts: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise CorruptFile(
-            f"{path} cannot be read: {error}; give the run directory of 'dynamiccl-train trigger'"
-        ) from error
-    return facts
 
 
 def check_brain(
@@ -283,10 +273,7 @@ def _find_trigger(run: str) -> Path:
         from dynamiccl.train.tracking import run_directory
 
         folder = run_directory(run, tracking_uri())
-    found = find_trigger_in(folder)
-    if found is None:
-        raise MissingPath("trigger", folder, "give a run of 'dynamiccl-train trigger'")
-    return found
+    return trigger_file(folder)
 
 
 def _show(artifact: Artifact, *, as_json: bool) -> None:
@@ -309,9 +296,7 @@ def bind_command(
     fingerprint: Annotated[
         str | None, typer.Option(help="The machine; default: the one that this runs on.")
     ] = None,
-    nccl: Annotated[
-        Path | None, typer.Option(help="The jobs' libnccl.so.2; default: the one found here.")
-    ] = None,
+    nccl: Nccl = None,
     plugin: Annotated[
         Path | None, typer.Option(help="The built plugin; default out/plugin.")
     ] = None,

@@ -18,10 +18,9 @@ import re
 import secrets
 import stat
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -32,7 +31,7 @@ from dynamiccl.files import WRITING, clear_leftovers, replacing
 from dynamiccl.libraries import JOB_NAMES, TUNER_NAME, built
 from dynamiccl.serve.artifact import Artifact, ArtifactDir, PluginIndex, open_artifact, warn
 from dynamiccl.serve.build import BRAIN_NAME, PROBE_NAME, build_plugin, find_probe
-from dynamiccl.train.options import Json, stdout
+from dynamiccl.train.options import Json, tell_result
 
 RUN_NAME: Final = "dynamiccl-run"
 ARBITER_NAME: Final = "dynamiccl-arbiter"
@@ -49,28 +48,14 @@ _KEY_BYTES: Final = 32
 _KEPT: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """The result of an installation."""
-
-    directory: Path
-    written: list[str]
-    sha256: str
-    previous_sha256: str | None
-    key_kept: bool
-    killed: bool
-    in_short: str
-    #: Why jobs may run as if it were not there, and what to do.
-    warnings: list[str]
-
-
 def install(
     artifact_dir: Path, to: Path, plugin: Path | None = None, *, ungated: bool = True
-) -> Installed:
+) -> dict[str, Any]:
     """Install an artifact into `to`, with the built `plugin` or one built now.
 
-    Raises what `open_artifact` raises, and UserError for a directory that others may write to,
-    or an artifact without a gate unless `ungated`; what is there then stays.
+    What `--json` tells; `warnings`: why jobs may run as if it were not there. Raises what
+    `open_artifact` raises, and UserError for a directory that others may write to, or an artifact
+    without a gate unless `ungated`; what is there then stays.
     """
     artifact = open_artifact(artifact_dir)
     if not (ungated or artifact.is_gated):
@@ -98,16 +83,16 @@ def install(
         previous = None  # nothing, or nothing that a job could use
     # Last: all that it may need is there.
     _place(artifact, link)
-    return Installed(
-        directory,
-        [str(path.relative_to(directory)) for path in [*written, link]],
-        artifact.index.sha256,
-        previous,
-        key_kept,
-        (link / KILL_NAME).exists(),
-        artifact.in_short,
-        [f"{what}; {advice}, and install it again" for what, advice in artifact.warnings],
-    )
+    return {
+        "directory": str(directory),
+        "written": [str(path.relative_to(directory)) for path in [*written, link]],
+        "sha256": artifact.index.sha256,
+        "previous_sha256": previous,
+        "key_kept": key_kept,
+        "killed": (link / KILL_NAME).exists(),
+        "in_short": artifact.in_short,
+        "warnings": [f"{what}; {fix}, and install it again" for what, fix in artifact.warnings],
+    }
 
 
 def _directory(to: Path) -> Path:
@@ -232,19 +217,16 @@ def install_command(
     """
     with cli.working("checking the artifact; building the plugin where none is built"):
         installed = install(artifact, to, plugin, ungated=ungated)
-    if as_json:
-        cli.print_json({**asdict(installed), "directory": str(installed.directory)})
-        return
-    for warning in installed.warnings:
+    home, before = installed["directory"], installed["previous_sha256"]
+    for warning in () if as_json else installed["warnings"]:
         warn(warning)
-    home, before = installed.directory, installed.previous_sha256
-    lines = [f"{home}/{name}" for name in installed.written]
+    lines = [f"{home}/{name}" for name in installed["written"]]
     replaced = "" if before is None else f", in place of {before[:16]}"
-    lines.append(f"artifact {installed.sha256[:16]}{replaced}: {installed.in_short}")
-    if installed.key_kept:
+    lines.append(f"artifact {installed['sha256'][:16]}{replaced}: {installed['in_short']}")
+    if installed["key_kept"]:
         lines.append("the key that was there stays: jobs that run go on")
-    if installed.killed:
+    if installed["killed"]:
         lines.append(f"{home}/artifact/kill is there: jobs make NCCL's own choice")
     lines.append(f"look at it here: dynamiccl-deploy doctor {home}/artifact")
     lines.append(f"start a job: {home}/bin/dynamiccl-run COMMAND...")
-    stdout.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
+    tell_result(installed, "\n".join(lines), as_json=as_json)

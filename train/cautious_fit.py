@@ -237,24 +237,15 @@ _ELSEWHERE: Final = 3.0
 _LEAST_LEFT: Final = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """A policy and what it was calibrated by."""
-
-    policy: CautiousPolicy
-    #: Has seen training bins alone: what validation bins can judge.
-    of_training: CautiousPolicy
-    #: Of octaves that were left out.
-    left_out: Calibration
-    #: The largest factors by which evidence widened a prior, and left-out octaves a spread.
-    widened: float
-    stretched: float
-
-
 def fit_tables(
     data: TrainingData, *, alpha: float, progress: Progress = lambda _done, _count: None
-) -> Fitted:
-    """Fit to training and validation bins, and calibrate on what is left out."""
+) -> tuple[CautiousPolicy, CautiousPolicy, dict[str, float]]:
+    """Fit to training and validation bins, and calibrate on what is left out.
+
+    A policy, one of training bins alone, which validation bins can judge, and metrics: the largest
+    factors by which evidence widened a prior and left-out octaves a spread, and of these octaves
+    how many calibrated it, and in how many the gain was in its interval of 90 %.
+    """
     tasks = Tasks(data)
     found = list(tasks.tables())
     told, trained = list[_Told](), list[_Told]()
@@ -262,13 +253,15 @@ def fit_tables(
         told.append(_Told.of(measured, alpha, len(data.catalogue)))
         trained.append(_Told.of(measured.only(is_train), alpha, len(data.catalogue)))
         progress(len(told), len(found))
-    return Fitted(
-        _policy(tasks, told, alpha),
-        _policy(tasks, trained, alpha),
-        Calibration.joined([each.left_out for each in told]),
-        max(each.widened for each in told),
-        max(each.stretched for each in told),
-    )
+    left_out = Calibration.joined([each.left_out for each in told])
+    metrics = {
+        "prior_widened": max(each.widened for each in told),
+        "spread_stretched": max(each.stretched for each in told),
+        "calibration_tasks": float(len(left_out)),
+    }
+    if len(left_out):
+        metrics["coverage_90"] = left_out.coverage
+    return _policy(tasks, told, alpha), _policy(tasks, trained, alpha), metrics
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import typer
 from rich.table import Table
 
 from dynamiccl import cli
+from dynamiccl.datasets.store import part_paths
 from dynamiccl.errors import DataError, Interrupted, MachineError, UserError
 from dynamiccl.files import end_with_parent
 from dynamiccl.train import DEFAULT_TRACKING_URI, tracking_uri
@@ -30,6 +31,7 @@ from dynamiccl.train.options import (
     stderr,
     stdout,
     tell,
+    tell_result,
     wide_stdout,
 )
 from dynamiccl.train.recipe import (
@@ -46,7 +48,6 @@ if TYPE_CHECKING:  # it imports torch, which takes seconds
     from optuna import Study
 
     from dynamiccl.train.study import StudySummary
-    from dynamiccl.train.trigger_fit import TriggerSummary
 
 
 #: Two threads on a busy core spin against each other.
@@ -74,8 +75,8 @@ def list_command(
     """
     chosen = None if recipe is None else make_recipe(recipe)
     if as_json:
-        every = [each.to_json() for each in RECIPES.values()]
-        cli.print_json(every if chosen is None else chosen.to_json())
+        every = [asdict(each) for each in RECIPES.values()]
+        cli.print_json(every if chosen is None else asdict(chosen))
         return
     if chosen is not None:
         _show_settings(chosen)
@@ -88,7 +89,7 @@ def list_command(
 
 
 def _show_settings(recipe: Recipe) -> None:
-    values = recipe.to_json()
+    values = asdict(recipe)
     plain, meanings = {f.name: f.default for f in fields(Recipe)}, setting_meanings()
     own = [key for key in settable() if values[key] != plain[key]]
     title = f"{recipe.name}: {recipe.summary}; algorithm {recipe.algorithm}"
@@ -132,14 +133,13 @@ def fit_command(
 
     Example: dynamiccl-train fit --data out/data --recipe ddqn-dueling --seed 1
     """
-    cli.configure_logging(verbose=False)
     if resume is not None and (recipe, settings or None, seed) != (None, None, None):
         raise UserError(
             "--resume goes on with a run's own recipe, settings and seed: leave out --recipe, "
             "--set and --seed, or begin a new run without --resume"
         )
     chosen = make_recipe(recipe or DEFAULT_RECIPE, settings or [])
-    _check_data(data)
+    part_paths(data)  # before the heavy imports, to tell of a typo at once
     with cli.working("loading PyTorch and MLflow"):
         from dynamiccl.datasets.cells import left_out_text
         from dynamiccl.train import fit as fitting
@@ -163,14 +163,11 @@ def fit_command(
     except KeyboardInterrupt:
         raise Interrupted("no run was begun; give the same command again") from None
     version = tracking.register(uri, summary.run_id, tracking.CANDIDATE)
-    if as_json:
-        cli.print_json(asdict(summary))
-        return
     steps = (
         f"{summary.steps} steps, best at step {summary.best_step}" if summary.steps else "fitted"
     )
-    tell(
-        stdout,
+    tell_result(
+        asdict(summary),
         f"run {summary.run_id}: {steps}, in {summary.seconds:.1f} s\n"
         f"validation: mean regret {summary.validation_regret:.2%} on {summary.validation_tasks} "
         f"tasks (NCCL's default {summary.validation_default_regret:.2%}), abstains below a "
@@ -179,14 +176,8 @@ def fit_command(
         f"files: {summary.run_directory}\n"
         f"registered as models:/{tracking.MODEL_NAME}@{tracking.CANDIDATE} (version {version})\n"
         f"compare runs with: {tracking.ui_hint(uri, summary.run_id)}",
+        as_json=as_json,
     )
-
-
-def _check_data(data: Path) -> None:
-    """Check before the heavy imports, to tell of a typo at once."""
-    from dynamiccl.datasets.store import part_paths
-
-    part_paths(data)
 
 
 @app.command("trigger")
@@ -202,8 +193,7 @@ def trigger_command(
 
     Example: dynamiccl-train trigger --data out/data --false-alarms-per-1e5 0.5
     """
-    cli.configure_logging(verbose=False)
-    _check_data(data)
+    part_paths(data)
     from dynamiccl.train.trigger_fit import fit_trigger
 
     with open_bar() as bar:
@@ -220,27 +210,22 @@ def trigger_command(
             seed=seed,
             progress=show,
         )
-    if as_json:
-        cli.print_json(asdict(summary))
-        return
-    _show_trigger(summary, tracking_uri())
-
-
-def _show_trigger(summary: "TriggerSummary", uri: str) -> None:
-    facts, counts = summary.facts, summary.facts.counts
-    thresholds = ", ".join(f"{key}: {value:.1f}" for key, value in facts.thresholds.items())
-    tell(
-        stdout,
-        f"run {summary.run_id}: {counts['series']} quiet series (calls {counts['calls']}, "
+    facts, run_id = summary["facts"], summary["run_id"]
+    counts = facts["counts"]
+    thresholds = ", ".join(f"{key}: {value:.1f}" for key, value in facts["thresholds"].items())
+    tell_result(
+        summary,
+        f"run {run_id}: {counts['series']} quiet series (calls {counts['calls']}, "
         f"iterations {counts['iterations']}; {counts['disturbed']} disturbed calls left out), "
-        f"usual noise {facts.usual_scale:.3f}, in {summary.seconds:.0f} s\n"
-        f"thresholds by reference value, for {facts.false_alarms_per_1e5:g} false alarms in "
+        f"usual noise {facts['usual_scale']:.3f}, in {summary['seconds']:.0f} s\n"
+        f"thresholds by reference value, for {facts['false_alarms_per_1e5']:g} false alarms in "
         f"100,000 calls: {thresholds}\n"
-        f"forecast error {facts.forecast_error:.3f} robust sigmas (level alone "
-        f"{facts.level_error:.3f})\n"
-        f"files: {summary.run_directory}\n"
-        f"next: dynamiccl-deploy export RUN --trigger {summary.run_id} --out DIR\n"
-        f"compare runs with: mlflow ui --backend-store-uri {uri}",
+        f"forecast error {facts['forecast_error']:.3f} robust sigmas (level alone "
+        f"{facts['level_error']:.3f})\n"
+        f"files: {summary['run_directory']}\n"
+        f"next: dynamiccl-deploy export RUN --trigger {run_id} --out DIR\n"
+        f"compare runs with: mlflow ui --backend-store-uri {tracking_uri()}",
+        as_json=as_json,
     )
 
 
@@ -287,7 +272,6 @@ def study_command(
 
     Example: dynamiccl-train study --data out/data --recipe ddqn-dueling --recipe cql --seeds 5
     """
-    cli.configure_logging(verbose=False)
     if [data, resume, join].count(None) != 2:
         raise UserError(
             "give --data for a new study, --resume STUDY_ID to go on with one, or --join STUDY_ID "
@@ -306,7 +290,7 @@ def study_command(
 
     uri = absolute_uri(tracking_uri())
     if data is not None:
-        _check_data(data)
+        part_paths(data)
         plan = studies.Plan(
             data=str(data),
             experiment=EXPERIMENT,
@@ -368,16 +352,14 @@ def _tell_how_to_join(summary: "StudySummary", uri: str, *, as_json: bool) -> No
             "and begin the study with MLFLOW_TRACKING_URI=http://NODE:5000",
         )
     join = _study(uri, "--join", summary.run_id)
-    if as_json:
-        cli.print_json({"run_id": summary.run_id, "trials": summary.trials, "join": join})
-        return
     array = "sbatch --array=1-16 --cpus-per-task=1 --requeue"
-    tell(
-        stdout,
+    tell_result(
+        {"run_id": summary.run_id, "trials": summary.trials, "join": join},
         f"study {summary.run_id}: {summary.trials} trials wait for workers, of any number\n"
         f"one here: {join}\n"
         f"16 on Slurm: {array} --wrap {shlex.quote(f'exec {join}')}\n"
         f"the results: {_study(uri, '--resume', summary.run_id)} --jobs 0",
+        as_json=as_json,
     )
 
 
@@ -471,27 +453,22 @@ def promote_command(
 
     Example: dynamiccl-train promote models:/dynamiccl@candidate --gated out/gated
     """
-    cli.configure_logging(verbose=False)
     from dynamiccl.train import tracking
 
     found = tracking.promote(run, tracking_uri(), gated=gated, force=force)
-    if as_json:
-        cli.print_json(found)
-        return
     bins, before = found["passed_bins"], found["version_before"]
     acts = "" if bins is None else f", acts in {bins} size bins"
     replaced = "" if before is None else f" (before: version {before})"
     name = f"models:/{tracking.MODEL_NAME}@{tracking.CHAMPION}"
-    tell(
-        stdout,
+    tell_result(
+        found,
         f"{name} is version {found['version']}{acts}{replaced}\n"
         f"deploy it with: dynamiccl-deploy export {found['policy']} --out DIR",
+        as_json=as_json,
     )
 
 
-def main() -> None:
-    """Run `dynamiccl-train`."""
-    cli.run(partial(app, standalone_mode=False))
+main: Final = partial(cli.run, partial(app, standalone_mode=False))
 
 
 if __name__ == "__main__":

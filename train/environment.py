@@ -106,16 +106,6 @@ def world_tasks(world: World) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=column_types(rows[0]))
 
 
-@dataclass(frozen=True, slots=True)
-class Course:
-    """Lengths and delays of an episode."""
-
-    episode_calls: int = 1_000
-    #: Calls until a decision is in force.
-    delay_calls: int = 0
-    observed: bool = True
-
-
 def delay_calls(world: World, latency_us: float = AGREEMENT_US) -> int:
     """Calls that a job of the world makes on average while its ranks agree."""
     return math.ceil(latency_us / float(world.nominal_us.mean()))
@@ -125,16 +115,7 @@ class _CallRings:
     """The latest K calls of R rings, one for each (job, task key)."""
 
     def __init__(self, num_rings: int) -> None:
-        size = num_rings * WINDOW_LENGTH
-        self._calls = CallColumns(
-            size_bytes=np.ones(size, dtype=np.int64),
-            time_us=np.ones(size, dtype=np.float64),
-            algorithm=np.zeros(size, dtype=np.int8),
-            protocol=np.zeros(size, dtype=np.int8),
-            num_channels=np.zeros(size, dtype=np.int16),
-            interference=np.zeros(size, dtype=np.float64),
-            skew_us=np.zeros(size, dtype=np.float64),
-        )
+        self._calls = CallColumns.empty(num_rings * WINDOW_LENGTH)
         self._count = np.zeros(num_rings, dtype=np.int64)
 
     def add(self, ring: npt.NDArray[np.int64], calls: CallColumns) -> None:
@@ -154,9 +135,10 @@ class _CallRings:
 
 
 class JobCalls:
-    """N jobs, a call of each a step; decisions are in force `delay_calls` calls later.
+    """N jobs, a call of each a step; decisions are in force `delay` calls later.
 
-    Observations are of the next calls: `window` (N, K, W), `context` (N, F), `mask` (N, A).
+    Observations are of the next calls: `window` (N, K, W), `context` (N, F), `mask` (N, A); none
+    unless `observed`.
     """
 
     def __init__(
@@ -164,11 +146,13 @@ class JobCalls:
         world: World,
         tables: Tables,
         num_jobs: int,
-        course: Course = Course(),
         make_watch: Callable[[], Watch] | None = None,
+        *,
+        delay: int = 0,
+        observed: bool = True,
     ) -> None:
-        self.world, self.tables, self.num_envs, self.course = world, tables, num_jobs, course
-        self._make_watch = make_watch
+        self.world, self.tables, self.num_envs, self.delay = world, tables, num_jobs, delay
+        self._make_watch, self._observed = make_watch, observed
         self._num_keys = len(tables.mask)
         self._job = np.arange(num_jobs)
         self._sizes = np.array([call.size_bytes for call in world.keys])
@@ -197,7 +181,7 @@ class JobCalls:
         key = self.jobs.key
         _check(self.world, self.tables.mask, actions, self._job, key)
         self._waiting.append((key.copy(), actions.copy()))
-        if len(self._waiting) > self.course.delay_calls:
+        if len(self._waiting) > self.delay:
             due, decided = self._waiting.popleft()
             self._in_force[self._job, due] = decided
         ran = self.run(self._in_force[self._job, key])
@@ -214,7 +198,7 @@ class JobCalls:
             self.alarm, self.level = alarm > 0, level.astype(np.float64)
             self.alarm_began = self.alarm & ~self._alarms[self._job, ran.key]
             self._alarms[self._job, ran.key] = self.alarm
-        if self.course.observed:
+        if self._observed:
             calls = CallColumns(
                 size_bytes=self._sizes[ran.key],
                 time_us=ran.measured_us,
@@ -235,7 +219,7 @@ class JobCalls:
         return {"window": window, "context": context, "mask": self.tables.mask[key]}
 
     def _observe(self) -> dict[str, Any]:
-        return self.look(self._job, self.jobs.key) if self.course.observed else {}
+        return self.look(self._job, self.jobs.key) if self._observed else {}
 
 
 def _check(

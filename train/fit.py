@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, cast
@@ -22,11 +22,14 @@ from dynamiccl.datasets.history import WINDOW_LENGTH
 from dynamiccl.datasets.manifest import (
     POLICY_FOLDER,
     POLICY_NAME,
+    TRIGGER_FACTS_NAME,
+    TRIGGER_NAME,
     Manifest,
-    find_other_shapes,
+    costs_beside,
     find_supports,
+    trigger_facts,
+    trigger_file,
 )
-from dynamiccl.datasets.schema import SCHEMA_VERSION
 from dynamiccl.datasets.store import git_commit
 from dynamiccl.errors import CorruptFile, MissingPath, UserError
 from dynamiccl.files import replacing
@@ -37,7 +40,6 @@ from dynamiccl.train.loop import Loop, read_state
 from dynamiccl.train.networks import ActionInputs, Network
 from dynamiccl.train.policy import PolicyModule, StatefulPolicyModule, forward, save_script
 from dynamiccl.train.recipe import CAUTIOUS, ONLINE, Recipe
-from dynamiccl.train.trigger import copy_trigger
 
 #: Steps done, their total, and an epoch's metrics.
 Progress = Callable[[int, int, dict[str, float]], None]
@@ -89,7 +91,7 @@ def fit(  # noqa: PLR0913 - all of a run
         )
     data = _load(data_dir, recipe, seed, ray)
     name = f"{tags.get('setting', recipe.name)}-seed{seed}"
-    with tracking.start_run(tracking_uri, experiment, name, tags) as run:
+    with tracking.open_run(tracking_uri, experiment, name, tags) as run:
         training = _Training(data, recipe, seed, run, progress, ray)
         run.kept_folder.mkdir(parents=True, exist_ok=True)
         with replacing(run.kept_folder / _BEGUN_NAME) as hidden:
@@ -174,7 +176,7 @@ class _Training:
 
     @property
     def facts(self) -> dict[str, Any]:
-        recipe, digest = self.recipe.to_json(), self.data.digest
+        recipe, digest = asdict(self.recipe), self.data.digest
         return {"recipe": recipe, "seed": self.seed, "data_hash": digest}
 
     def begin(self, data_dir: Path) -> None:
@@ -185,7 +187,7 @@ class _Training:
             if each is not None
             for name, value in each.items()
         }
-        params |= {**self.recipe.to_json(), "seed": self.seed}
+        params |= {**asdict(self.recipe), "seed": self.seed}
         text = f"{self.recipe.summary}. Trained on `{data_dir}` with seed {self.seed}."
         self.run.begin(data_dir, self.data.digest, params, text)
 
@@ -233,7 +235,7 @@ class _Training:
             if loop.step not in self.run.steps("validation_regret"):  # killed in between
                 self.run.log(loop.latest, step=loop.step)
         started = time.monotonic()
-        with contextlib.closing(loop):
+        with contextlib.closing(loop.source):
             while not loop.is_over:
                 loop.run_epoch()
                 loop.save(self.run.kept_folder / _STATE_NAME, **self.facts)
@@ -263,11 +265,11 @@ class _Training:
 
     def _fit_tables(self) -> _Fitted:
         data, alpha, started = self.data, self.recipe.alpha, time.monotonic()
-        fitted = fit_tables(
+        policy, of_training, metrics = fit_tables(
             data, alpha=alpha, progress=lambda done, count: self.progress(done, count, {})
         )
-        fitted.policy.level_threshold = self.recipe.level_threshold
-        actions, _ = forward(fitted.of_training, data.observations, data.validation.mask)
+        policy.level_threshold = self.recipe.level_threshold
+        actions, _ = forward(of_training, data.observations, data.validation.mask)
         found = {
             "abstain_margin": MIN_GAIN,
             "steps": 0,
@@ -275,14 +277,7 @@ class _Training:
             "best_step": 0,
             "validation_regret": data.mean_over_groups(actions),
         }
-        metrics = {
-            "prior_widened": fitted.widened,
-            "spread_stretched": fitted.stretched,
-            "calibration_tasks": float(len(fitted.left_out)),
-        }
-        if len(fitted.left_out):
-            metrics["coverage_90"] = fitted.left_out.coverage
-        return fitted.policy, found, metrics
+        return policy, found, metrics
 
     def _track(
         self, scratch: Path, module: nn.Module, found: dict[str, Any], metrics: dict[str, float]
@@ -290,7 +285,7 @@ class _Training:
         data, recipe, run = self.data, self.recipe, self.run
         (scratch / POLICY_FOLDER).mkdir()
         manifest = self._export(scratch / POLICY_FOLDER, module, found["abstain_margin"])
-        text = json.dumps(recipe.to_json(), indent=1)
+        text = json.dumps(asdict(recipe), indent=1)
         (scratch / "recipe.json").write_text(text, encoding="utf-8")
         if recipe.source:
             shutil.copy(recipe.source, scratch / "recipe.py")
@@ -316,15 +311,21 @@ class _Training:
             f"(NCCL's default {summary.validation_default_regret:.2%})."
         )
         run.log(metrics, step=summary.steps, text=text)
-        run.finish(summary, scratch)
+        run.finish(asdict(summary), scratch)
         return summary
 
     def _export(self, folder: Path, module: nn.Module, margin: float) -> Manifest:
         data, recipe = self.data, self.recipe
         save_script(module, folder / POLICY_NAME)
-        watching = None if not recipe.trigger else copy_trigger(Path(recipe.trigger), folder)
-        timed = usable(data.frame)
-        supports = find_supports(data.frame, data.catalogue, data.training.noise, data.costs)
+        watching = None
+        if recipe.trigger:
+            trigger = trigger_file(Path(recipe.trigger))
+            watching = trigger_facts(trigger)
+            facts = trigger.with_name(TRIGGER_FACTS_NAME)
+            shutil.copyfile(trigger, folder / TRIGGER_NAME)
+            shutil.copyfile(facts, folder / facts.name)
+        supports = find_supports(data.frame, data.catalogue, data.training.noise)
+        costs = None if data.costs is None else costs_beside(data.costs, supports)
         return Manifest(
             recipe=recipe.name,
             catalogue=data.catalogue.to_json(),
@@ -334,16 +335,12 @@ class _Training:
             launch_profiles=data.profiles,
             supports=supports,
             knows_shapes=recipe.algorithm in CAUTIOUS,
-            other_shapes=find_other_shapes(data.costs, supports),
-            min_size_bytes=int(timed["size_bytes"].min() or 0),  # type: ignore[arg-type]
-            max_size_bytes=int(timed["size_bytes"].max() or 0),  # type: ignore[arg-type]
-            nccl_versions=sorted(timed["nccl_version"].drop_nulls().unique()),
+            costs=None if costs is None else costs.to_dict(as_series=False),
             abstain_margin=margin,
             data_hash=data.digest,
             git_commit=git_commit(),
             dynamiccl_version=dynamiccl.__version__,
-            schema_version=SCHEMA_VERSION,
-            runs=run_names(timed),
+            runs=run_names(usable(data.frame)),
             parts=data.parts,
             trigger=watching,
             created=datetime.now(UTC).isoformat(timespec="seconds"),

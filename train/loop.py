@@ -101,7 +101,7 @@ class Loop:
             weights = {name: value.clone() for name, value in state.items()}
             self._checkpoints.append(Checkpoint(self.step, score, weights))
         if self.is_over:
-            self.close()
+            self.source.close()
 
     def best(self) -> Checkpoint:
         """The latest checkpoint within the recipe's tolerance of the best, which is partly luck.
@@ -112,10 +112,6 @@ class Loop:
         tolerance = 0.0 if plays else self._recipe.checkpoint_tolerance
         best = min(each.score for each in self._checkpoints)
         return [each for each in self._checkpoints if each.score <= best + tolerance][-1]
-
-    def close(self) -> None:
-        """Stop the source."""
-        self.source.close()
 
     def save(self, path: Path, **facts: Any) -> None:
         """Write the state, and `facts` (plain values)."""

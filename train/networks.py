@@ -424,13 +424,19 @@ class PlainHead(nn.Module):
         return self.layer(hidden_BH)  # type: ignore[no-any-return]
 
 
-Head = LogTimeHead | PlainHead | ActionHead
+def make_head(
+    hidden_size: int, action_size: int, actions: ActionInputs | None, *, dueling: bool
+) -> nn.Module:
+    """A head with actions as inputs, or one output each."""
+    if actions is not None:
+        return ActionHead(hidden_size, actions)
+    return (LogTimeHead if dueling else PlainHead)(hidden_size, action_size)
 
 
 class Network(nn.Module):
     """(window_BKW, context_BF) -> z (B, A), the least being the best."""
 
-    def __init__(self, trunk: Trunk | StatefulTrunk, head: Head) -> None:
+    def __init__(self, trunk: Trunk | StatefulTrunk, head: nn.Module) -> None:
         super().__init__()
         self.trunk: Any = trunk
         self.head: Any = head
@@ -464,12 +470,7 @@ class Imitator(Network):
     ) -> None:
         # Drawn and thrown away: without it seeds would give other weights.
         nn.Linear(hidden_size, action_size)
-        head: Head
-        if actions is not None:
-            head = ActionHead(hidden_size, actions)
-        else:
-            head = PlainHead(hidden_size, action_size)
-        super().__init__(trunk, head)
+        super().__init__(trunk, make_head(hidden_size, action_size, actions, dueling=False))
 
     def logits(
         self, hidden_BH: torch.Tensor, context_BF: torch.Tensor, mask_BA: torch.Tensor

@@ -38,12 +38,10 @@ from dynamiccl.train.networks import (
     Z_MIN,
     ActionHead,
     ActionInputs,
-    Head,
     Imitator,
-    LogTimeHead,
     Network,
-    PlainHead,
     Trunk,
+    make_head,
     set_scaling,
 )
 from dynamiccl.train.recipe import Recipe, recipe_of_file
@@ -105,11 +103,7 @@ class Networks(QFunctionFactory):
         if self.recipe.algorithm == "DiscreteBC":
             imitator = Imitator(trunk, hidden_size, action_size, self.actions)
             return imitator, ImitationLoss(imitator, self)
-        head: Head
-        if self.actions is not None:
-            head = ActionHead(hidden_size, self.actions)
-        else:
-            head = (LogTimeHead if self.recipe.dueling else PlainHead)(hidden_size, action_size)
+        head = make_head(hidden_size, action_size, self.actions, dueling=self.recipe.dueling)
         network = Network(trunk, head)
         return network, Loss(network, self)
 
@@ -213,7 +207,7 @@ def make_algorithm(recipe: Recipe, *sources: Steps, actions: ActionInputs | None
     if recipe.algorithm == "DiscreteCQL":
         config = d3rlpy.algos.DiscreteCQLConfig(**common, alpha=recipe.conservative_weight)
     algorithm = config.create(device="cpu:0")
-    algorithm.create_impl(sources[0].shapes, sources[0].num_actions)
+    algorithm.create_impl(sources[0].shapes, sources[0].tasks.mask.shape[1])
     modules = algorithm.impl.modules
     networks = [*modules.q_funcs, *modules.targ_q_funcs]
     set_scaling(networks, sources)

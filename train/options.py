@@ -22,6 +22,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from dynamiccl import cli
+
 
 class WordTable(Table):
     """Columns as wide as their longest word where all fit, which Rich would break."""
@@ -67,7 +69,15 @@ def wide_stdout() -> Console:
 
 def tell(console: Console, text: str) -> None:
     """Print what may be copied, neither folded nor coloured."""
-    console.print(text, soft_wrap=True, highlight=False)
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def tell_result(document: object, text: str, *, as_json: bool) -> None:
+    """Print a command's result on stdout: in words, or as JSON."""
+    if as_json:
+        cli.print_json(document)
+    else:
+        tell(stdout, text)
 
 
 def folding_table(*heads: str, title: str | None = None) -> Table:

@@ -150,6 +150,16 @@ def load_script(path: Path) -> Any:
     return module.eval()
 
 
+def load_trigger(path: Path) -> Any:
+    """The module of a `trigger.pt`; raises CorruptFile."""
+    module = load_script(path)
+    if not hasattr(module, "new_state"):
+        raise CorruptFile(
+            f"{path} is TorchScript, but no trigger; give a run of 'dynamiccl-train trigger'"
+        )
+    return module
+
+
 @contextmanager
 def ignored_deprecation() -> Iterator[None]:
     """Without the warnings that TorchScript is deprecated."""
@@ -175,10 +185,6 @@ class TorchPolicy:
         """Read and verify; raises as `Manifest.read`, and CorruptFile."""
         manifest = Manifest.read(directory)
         return cls(load_script(directory / POLICY_NAME), manifest)
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers by name."""
-        return dict(self._module.state_dict())
 
     @property
     def state_units(self) -> int:

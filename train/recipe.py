@@ -4,7 +4,7 @@ import importlib.util
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, fields, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Self, TypeVar
 
@@ -192,10 +192,6 @@ class Recipe:
                 "dueling=false is for a head with an output each action: --set action_inputs=false",
             ),
         ]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for logs and manifests."""
-        return asdict(self)
 
     def entropy_weight(self, step: int) -> float:
         """Entropy weight at gradient step 1 to `steps`: linear."""

@@ -299,7 +299,7 @@ def _run(
             # By number, so that a killed search goes on as it would have.
             study.sampler = optuna.samplers.TPESampler(seed=number, constant_liar=True)
             axes = plan.distributions().items()
-            chosen = {key: _suggest(trial, key, each) for key, each in axes}
+            chosen = {key: trial._suggest(key, each) for key, each in axes}
             setting = plan.setting_of(chosen)
             trial.set_user_attr("setting", setting)
             for seed in known.user_attrs["seeds"]:
@@ -346,11 +346,6 @@ def _train(
             with suppress(MissingPath, CorruptFile):
                 return resume(Path(plan.data), run_id, **how)
     return fit(Path(plan.data), recipe, experiment=plan.experiment, seed=seed, tags=tags, **how)
-
-
-def _suggest(trial: optuna.Trial, key: str, each: Distribution) -> Value:
-    value: Value = trial._suggest(key, each)
-    return str(value) if isinstance(each, CategoricalDistribution) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,7 +421,7 @@ def end_study(study: optuna.Study, tracking_uri: str) -> tuple[StudySummary, lis
         tags = {"best_setting": best.setting, "best_run": best.best_run}
         run.log({"best_validation_regret": best.mean}, tags=tags)
         tracking.register(tracking_uri, best.best_run, tracking.CANDIDATE)
-    run.finish(summary)
+    run.finish(asdict(summary))
     run.end(finished=summary.done == summary.trials)
     return summary, failures
 

@@ -15,13 +15,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import unquote, urlparse
 
 import mlflow
@@ -150,13 +150,25 @@ class _Shielded:
         return uninterrupted()(getattr(self._client, name))
 
 
+class RunInterrupted(KeyboardInterrupt):
+    """Ctrl-C while the run that is its argument was tracked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One tracked run."""
+    """One tracked run; a `with` block ends it as FINISHED, or as FAILED where it raises."""
 
     _client: Any
     run_id: str
     artifact_uri: str
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.end(finished=kind is None)
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            raise RunInterrupted(self.run_id) from None
 
     @property
     def directory(self) -> Path | None:
@@ -197,11 +209,11 @@ class Run:
         host = socket.gethostname()
         self.log(tags={"data_hash": digest, "git_commit": git_commit(), "host": host})
 
-    def finish(self, summary: Any, scratch: Path | None = None) -> None:
+    def finish(self, summary: Mapping[str, Any], scratch: Path | None = None) -> None:
         """Log what `scratch` holds, and last of all the summary."""
         if scratch is not None:
             self.log_folder(scratch)
-        self._client.log_text(self.run_id, json.dumps(asdict(summary), indent=1), SUMMARY_NAME)
+        self._client.log_text(self.run_id, json.dumps(summary, indent=1), SUMMARY_NAME)
 
     def log(
         self,
@@ -256,7 +268,7 @@ def _find_or_create(client: Any, tracking_uri: str, name: str) -> str:
 def open_run(
     tracking_uri: str, experiment: str, run_name: str, tags: Mapping[str, str] = NO_TAGS
 ) -> Run:
-    """Start a run that somebody ends later; UserError when the URI cannot be used."""
+    """Start a run, which a `with` or somebody else ends; UserError when the URI cannot be used."""
     _check_writable(tracking_uri)
     with _store(tracking_uri) as client:
         experiment_id = _find_or_create(client, tracking_uri, experiment)
@@ -272,21 +284,14 @@ def reopen_run(tracking_uri: str, run_id: str) -> Run:
         return Run(client, run_id, client.get_run(run_id).info.artifact_uri)
 
 
-def start_run(
-    tracking_uri: str, experiment: str, run_name: str, tags: Mapping[str, str] = NO_TAGS
-) -> AbstractContextManager[Run]:
-    """As `open_run`; ends it as FINISHED, or as FAILED when the body raises."""
-    return _ended(open_run(tracking_uri, experiment, run_name, tags))
-
-
-def continue_run(tracking_uri: str, run_id: str) -> AbstractContextManager[Run]:
-    """Go on with a run, as `start_run`; UserError where it is none, or finished."""
+def continue_run(tracking_uri: str, run_id: str) -> Run:
+    """Go on with a run; UserError where it is none, or finished."""
     run = reopen_run(tracking_uri, run_id)
     with _store(tracking_uri) as client:
         if client.get_run(run_id).info.status == "FINISHED":
             raise UserError(f"run '{run_id}' has finished; train anew with 'dynamiccl-train fit'")
         client.update_run(run_id, "RUNNING")
-    return _ended(run)
+    return run
 
 
 def _connect(tracking_uri: str) -> Any:
@@ -314,22 +319,6 @@ def _store(tracking_uri: str) -> Iterator[Any]:
             f"cannot track in '{tracking_uri}': {said}; let MLFLOW_TRACKING_URI be "
             f"{DEFAULT_TRACKING_URI} or the http address of an MLflow server"
         ) from error
-
-
-class RunInterrupted(KeyboardInterrupt):
-    """Ctrl-C while the run that is its argument was tracked."""
-
-
-@contextmanager
-def _ended(run: Run) -> Iterator[Run]:
-    finished = False
-    try:
-        yield run
-        finished = True
-    except KeyboardInterrupt:
-        raise RunInterrupted(run.run_id) from None
-    finally:
-        run.end(finished=finished)
 
 
 def children(tracking_uri: str, parent_run_id: str) -> list[MlflowRun]:

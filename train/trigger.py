@@ -11,9 +11,7 @@ call under it takes 1 + share x level times its quiet time (`level_shares_of`).
 N streams, S numbers a stream.
 """
 
-import json
 import math
-import shutil
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -25,12 +23,11 @@ import polars as pl
 import torch
 from torch import nn
 
-from dynamiccl.datasets.manifest import TRIGGER_FACTS_NAME, TRIGGER_NAME, find_trigger_in
+from dynamiccl.datasets.manifest import trigger_file
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.steps import KEY_COLUMNS, STREAM_COLUMNS, timed_calls
-from dynamiccl.errors import CorruptFile, MissingPath
 from dynamiccl.sizes import BINS_PER_OCTAVE
-from dynamiccl.train.policy import load_script
+from dynamiccl.train.policy import load_trigger
 
 FloatArray = npt.NDArray[np.float32]
 WARM_UP: Final = 16
@@ -243,9 +240,6 @@ class TriggerModule(nn.Module):
         return 0.5 * (values.median(dim=1)[0] - (-values).median(dim=1)[0])
 
 
-_FIX: Final = "give a run directory of 'dynamiccl-train trigger', or a policy that has one"
-
-
 class Detector:
     """Watches streams, numbered by the caller from 0; memory goes with the largest."""
 
@@ -257,11 +251,7 @@ class Detector:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Load from a run, a policy or a file; raises MissingPath and CorruptFile."""
-        found = trigger_file(path)
-        module = load_script(found)
-        if not hasattr(module, "new_state"):
-            raise CorruptFile(f"{found} is TorchScript, but no trigger; {_FIX}")
-        return cls(module)
+        return cls(load_trigger(trigger_file(path)))
 
     def observe(
         self,
@@ -299,26 +289,6 @@ class Detector:
                     self._carried = torch.cat([self._carried, self._module.new_keys(more)])
                 self._carried[keys], level = self._module.carry(self._carried[keys], rows, level)
         return alarm.numpy().astype(np.int8), level.numpy()
-
-
-def trigger_file(path: Path) -> Path:
-    """Path of the `trigger.pt` of a run, a policy, or a file; raises MissingPath."""
-    found = path if path.is_file() else find_trigger_in(path)
-    if found is None:
-        raise MissingPath("trigger", path / TRIGGER_NAME, _FIX)
-    return found
-
-
-def copy_trigger(path: Path, folder: Path) -> dict[str, Any]:
-    """Copy a trigger beside a policy; its facts. Raises MissingPath."""
-    found = trigger_file(path)
-    facts = found.with_name(TRIGGER_FACTS_NAME)
-    if not facts.is_file():
-        raise MissingPath("facts of the trigger", facts, _FIX)
-    for each in (found, facts):
-        shutil.copyfile(each, folder / each.name)
-    read: dict[str, Any] = json.loads(facts.read_text(encoding="utf-8"))
-    return read
 
 
 QUIET_LEVEL: Final = 0.05

@@ -20,7 +20,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -280,16 +280,6 @@ def find_peaks(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
-    """The losses of a training, and `forecast_error` on held-out series."""
-
-    losses: list[float]
-    #: Before any step: the forecast is the level alone.
-    level_error: float
-    error: float
-
-
 def train(
     module: TriggerModule,
     series: Series,
@@ -298,8 +288,11 @@ def train(
     steps: int,
     seed: int,
     progress: Progress = lambda _what, _done, _total: None,
-) -> Training:
-    """Fit the LSTM; the state with the least error on `held_out`, at worst the untrained one."""
+) -> tuple[list[float], dict[str, float]]:
+    """Fit the LSTM to the state with the least `forecast_error` on `held_out`; losses and errors.
+
+    At worst that is the untrained one, whose forecast is the level alone.
+    """
     level_error = forecast_error(module, held_out, seed=seed)
     best = (level_error, copy.deepcopy(module.state_dict()))
     random = np.random.default_rng(seed)
@@ -327,7 +320,7 @@ def train(
                 best = (error, copy.deepcopy(module.state_dict()))
     module.load_state_dict(best[1])
     module.eval()
-    return Training(losses, level_error, best[0])
+    return losses, {"level_error": level_error, "forecast_error": best[0]}
 
 
 def forecast_error(module: TriggerModule, series: Series, *, seed: int) -> float:
@@ -374,47 +367,22 @@ def _loss(
     return state, torch.stack(losses).mean()
 
 
-@dataclass(frozen=True, slots=True)
-class TriggerFacts:
-    """The facts stored beside `trigger.pt`."""
-
-    false_alarms_per_1e5: float
-    #: Reference value of the CUSUM (robust sigmas) -> threshold.
-    thresholds: dict[str, float]
-    #: Robust sigma of log time of the usual quiet call.
-    usual_scale: float
-    #: Mean absolute errors on held-out quiet calls, in robust sigmas.
-    level_error: float
-    forecast_error: float
-    counts: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class TriggerSummary:
-    """Summary of a training run."""
-
-    run_id: str
-    run_directory: str
-    seconds: float
-    facts: TriggerFacts
-
-
 def make_trigger(
     series: Series,
     false_alarms_per_1e5: float = FALSE_ALARMS_PER_1E5,
     *,
     seed: int = 0,
     progress: Progress = lambda _what, _done, _total: None,
-) -> tuple[TriggerModule, Training]:
-    """A trained and calibrated Trigger, and its training history."""
+) -> tuple[TriggerModule, list[float], dict[str, float]]:
+    """A trained and calibrated Trigger, and what `train` returns."""
     torch.manual_seed(seed)
     training, rest = series.split(TRAINING_SHARE)
     module = TriggerModule(series.usual_scale)
-    trained = train(module, training, rest, steps=STEPS, seed=seed, progress=progress)
+    told = train(module, training, rest, steps=STEPS, seed=seed, progress=progress)
     peaks = find_peaks(module, rest, CALLS_PER_RUNG, seed=seed + 1, progress=progress)
     alarms = false_alarms_per_1e5 * 1e-5 * CALLS_PER_RUNG
     module.set_thresholds([threshold_of(each, alarms) for each in peaks])
-    return module, trained
+    return module, *told
 
 
 def fit_trigger(
@@ -425,8 +393,14 @@ def fit_trigger(
     tracking_uri: str,
     seed: int = 0,
     progress: Progress = lambda _what, _done, _total: None,
-) -> TriggerSummary:
-    """Train, calibrate, export and track; raises NotEnoughData and UserError."""
+) -> dict[str, Any]:
+    """Train, calibrate, export and track; raises NotEnoughData and UserError.
+
+    Tells `run_id`, `run_directory`, `seconds`, and the `facts` that lie beside `trigger.pt`:
+    `thresholds` by reference value of the CUSUM; `usual_scale`, the robust sigma of log time of the
+    usual quiet call; `level_error` and `forecast_error`, mean absolute ones on held-out quiet
+    calls, in robust sigmas; `false_alarms_per_1e5` and `counts`.
+    """
     if not 0.0 < false_alarms_per_1e5 <= 1000.0:
         raise UserError(
             f"{false_alarms_per_1e5} false alarms in 100,000 calls cannot be wanted; take 0.5, or "
@@ -434,7 +408,7 @@ def fit_trigger(
         )
     series, counts = read_series(data_dir)
     name, asked = f"trigger-seed{seed}", {"false_alarms_per_1e5": false_alarms_per_1e5}
-    with tracking.start_run(tracking_uri, experiment, name, {"kind": "trigger"}) as run:
+    with tracking.open_run(tracking_uri, experiment, name, {"kind": "trigger"}) as run:
         params = {f"series_{key}": value for key, value in counts.items()}
         run.begin(
             data_dir,
@@ -443,33 +417,24 @@ def fit_trigger(
             f"A Trigger, which tells interference by the times of calls in `{data_dir}`.",
         )
         started = time.monotonic()
-        module, trained = make_trigger(series, **asked, seed=seed, progress=progress)
+        module, losses, errors = make_trigger(series, **asked, seed=seed, progress=progress)
         seconds = time.monotonic() - started
-        for step in range(0, len(trained.losses), _EVERY):
-            loss = float(np.mean(trained.losses[step : step + _EVERY]))
+        for step in range(0, len(losses), _EVERY):
+            loss = float(np.mean(losses[step : step + _EVERY]))
             run.log({"loss": loss}, step=step)
-        pairs = zip(RUNGS, module.thresholds.tolist(), strict=True)
-        facts = TriggerFacts(
-            **asked,
-            thresholds={f"{rung:.3f}": threshold for rung, threshold in pairs},
-            usual_scale=series.usual_scale,
-            level_error=trained.level_error,
-            forecast_error=trained.error,
-            counts=counts,
-        )
-        metrics = {
-            **{f"threshold_{key}": value for key, value in facts.thresholds.items()},
-            "level_error": facts.level_error,
-            "forecast_error": facts.forecast_error,
-            "train_seconds": seconds,
-        }
-        run.log(metrics, step=STEPS)
-        summary = TriggerSummary(run.run_id, run.place, seconds, facts)
+        rungs = [f"{rung:.3f}" for rung in RUNGS]
+        thresholds = dict(zip(rungs, module.thresholds.tolist(), strict=True))
+        scale = {"usual_scale": series.usual_scale}
+        facts = {**asked, "thresholds": thresholds, **scale, **errors, "counts": counts}
+        metrics = {f"threshold_{key}": value for key, value in thresholds.items()}
+        run.log({**metrics, **errors, "train_seconds": seconds}, step=STEPS)
+        place = {"run_id": run.run_id, "run_directory": run.place}
+        summary = {**place, "seconds": seconds, "facts": facts}
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / TRIGGER_FOLDER
             folder.mkdir()
             save_script(module, folder / TRIGGER_NAME)
-            text = json.dumps(asdict(facts), indent=1) + "\n"
+            text = json.dumps(facts, indent=1) + "\n"
             (folder / TRIGGER_FACTS_NAME).write_text(text, encoding="utf-8")
             run.finish(summary, Path(scratch))
     return summary

@@ -34,7 +34,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from statistics import median
 from typing import Final
 
@@ -187,31 +186,14 @@ DISTURBED_UNTIL: Final = 0.05
 SpaceOf = Callable[[Key], SearchSpace]
 
 
-class State(StrEnum):
-    """State of a task key's search (AutoCCL's names)."""
-
-    #: Nothing was measured, or may be tried for now: the incumbent runs.
-    IDLE = "idle"
-    PROBING = "probing"
-    #: The last probe was better and is the incumbent.
-    IMPROVING = "improving"
-    #: The last probe was no better: the next direction, knob or subspace.
-    ADVANCE = "advance"
-    #: Nothing is left to try until an alarm.
-    CONVERGED = "converged"
-
-
 class Task(ABC):
     """The search of one task key."""
 
     #: The action to settle on, and the one that the next call should run.
     incumbent: int
     proposal: int
-    state: State
-
-    @abstractmethod
-    def ask(self) -> int:
-        """The proposal, whose time is awaited from now on."""
+    #: Nothing is left to try until an alarm.
+    is_over = False
 
     @abstractmethod
     def tell(self, time_us: float, ran: int) -> None:
@@ -231,7 +213,7 @@ class Tuner:
 
     def ask(self, key: Key) -> int:
         """The action that the next call of `key` should run."""
-        return self._task(key).ask()
+        return self._task(key).proposal
 
     def tell(self, key: Key, time_us: float, action: int | None = None) -> None:
         """Record a call; None: the action of `ask` ran. Raises ValueError for a time of zero."""
@@ -244,9 +226,9 @@ class Tuner:
         """The incumbent."""
         return self._task(key).incumbent
 
-    def state(self, key: Key) -> State:
-        """State of the search of `key`."""
-        return self._task(key).state
+    def is_over(self, key: Key) -> bool:
+        """Whether `key` has nothing left to try, until an alarm."""
+        return self._task(key).is_over
 
     def alarm(self, key: Key | None = None) -> None:
         """Interference of `key`, or of every key, changed: what was measured is old."""
@@ -282,35 +264,26 @@ class AutoCcl(Tuner):
 class _Descent(Task):
     def __init__(self, space: SearchSpace, repeats: int) -> None:
         self.incumbent = self.proposal = space.default
-        self.state = State.IDLE
         self._incumbent_us = math.inf
         self._samples: list[float] = []
         self._repeats = repeats
         self._search = _all_subspaces(space)
         next(self._search)  # it asks for the default first
 
-    def ask(self) -> int:
-        if self.state is not State.CONVERGED:
-            self.state = State.PROBING
-        return self.proposal
-
     def tell(self, time_us: float, ran: int) -> None:
-        if self.state is State.CONVERGED or ran != self.proposal:
+        if self.is_over or ran != self.proposal:
             return
         self._samples.append(time_us)
         if len(self._samples) < self._repeats:
             return
         taken = median(self._samples)
         self._samples.clear()
-        improved = taken < self._incumbent_us
-        if improved:
+        if taken < self._incumbent_us:
             self.incumbent, self._incumbent_us = self.proposal, taken
         try:
             self.proposal = self._search.send(taken)
         except StopIteration:
-            self.proposal, self.state = self.incumbent, State.CONVERGED
-        else:
-            self.state = State.IMPROVING if improved else State.ADVANCE
+            self.proposal, self.is_over = self.incumbent, True
 
     def alarm(self) -> None:
         """Ignored: it never searches again."""

@@ -45,7 +45,7 @@ import numpy.typing as npt
 from dynamiccl.belief import OWN, prior_of
 from dynamiccl.drawn_worlds import Floats, Grid, Ints
 from dynamiccl.nccl import ABSTAIN
-from dynamiccl.serve.search.autoccl import Key, SearchSpace, SpaceOf, State, Task, Tuner
+from dynamiccl.serve.search.autoccl import Key, SearchSpace, SpaceOf, Task, Tuner
 
 #: Spread by transport and by threads (log time): drawn worlds have neither.
 _LAUNCH_SIGMA: Final = 0.2
@@ -99,10 +99,10 @@ class Prior:
         return cls(left * drawn.mean + (1.0 - left) * predicted, left * drawn.covariance)
 
 
-def predicted(q: npt.NDArray[np.floating], default: int = 0) -> Floats:
+def predicted(q: npt.NDArray[np.floating]) -> Floats:
     """(A,) r by a policy's Q values; masked actions are never worth a probe."""
     time = -np.clip(q.astype(np.float64), _LEAST_Q, -1e-6)
-    found: Floats = np.log(time / time[default])
+    found: Floats = np.log(time / time[0])
     return found
 
 
@@ -247,7 +247,6 @@ class _Search(Task):
         self.belief = Belief(space, prior)
         self.watch = Watch()
         self.incumbent = self.proposal = space.begin
-        self.state = State.IDLE
         self.spent = 0.0
         twin = space.twin()
         #: The config that NCCL's own choice comes to, or nearly.
@@ -260,11 +259,6 @@ class _Search(Task):
         self._rest = 0
         self._plan_at = 0
 
-    def ask(self) -> int:
-        if self.proposal != self.incumbent:
-            self.state = State.PROBING
-        return self.proposal
-
     def tell(self, time_us: float, ran: int) -> None:
         self.calls += 1
         log_time = math.log(time_us)
@@ -276,7 +270,7 @@ class _Search(Task):
         if self._trial is not None:
             self._follow(self._trial)
         if (
-            self.state is not State.CONVERGED
+            not self.is_over
             and self.proposal == self.incumbent
             and self._rest <= 0
             and self.calls >= self._plan_at
@@ -289,7 +283,7 @@ class _Search(Task):
         self.watch.restart()
         self._cools.clear()
         self._trial, self._plan_at, self._rest = None, 0, 0
-        self.proposal, self.state = self.incumbent, State.IDLE
+        self.proposal, self.is_over = self.incumbent, False
 
     def plan(self) -> None:
         if self._take_over():
@@ -305,7 +299,7 @@ class _Search(Task):
         self.proposal = self.incumbent
         best = float(worth.max(initial=0.0))
         if best < self.rules.least_worth:
-            self.state = State.CONVERGED
+            self.is_over = True
             return
         wanted = worth * self.calls >= self.rules.price
         if not wanted.any():
@@ -336,7 +330,6 @@ class _Search(Task):
             self._cools[ran] = self.calls + self.rules.watch_calls
         if ran != self.proposal:
             return  # not what was asked for, but not to be lost
-        self.state = State.ADVANCE
         self._rest, self.proposal = self.rules.rest_calls, self.incumbent
         self._take_over()
 
@@ -354,7 +347,7 @@ class _Search(Task):
         self.incumbent = self.proposal = int(probed[index])
         self.watch.restart()
         self._cools.clear()
-        self.state, self._plan_at, self._rest = State.IMPROVING, 0, 0
+        self._plan_at, self._rest, self.is_over = 0, 0, False
         return True
 
     def _follow(self, trial: _Trial) -> None:
@@ -385,7 +378,6 @@ class _Search(Task):
 
     def _wait_until(self, calls: int) -> None:
         self._plan_at = max(calls, self.calls + 1)
-        self.state = State.IDLE
 
 
 class PolicySearch(Tuner):

@@ -54,7 +54,7 @@ def champion(uri: str) -> str | None:
 
 
 def made_run(policy: Path, uri: str) -> str:
-    with tracking.start_run(uri, "x", "hand-made") as run:
+    with tracking.open_run(uri, "x", "hand-made") as run:
         run.log_folder(policy, "policy")
     tracking.register(uri, run.run_id, tracking.CANDIDATE)
     return run.run_id

@@ -47,7 +47,7 @@ Start = Callable[..., list[list[str]]]
 
 @pytest.fixture(name="program")
 def program_fixture(artifact: Path, plugin_path: Path, tmp_path: Path) -> str:
-    return str(install(artifact, tmp_path / "home", plugin_path).directory / "bin/dynamiccl-run")
+    return f"{install(artifact, tmp_path / 'home', plugin_path)['directory']}/bin/dynamiccl-run"
 
 
 @pytest.fixture(name="start")

@@ -56,7 +56,8 @@ def test_every_config_has_its_own_action_in_any_order_of_rows(
     catalogue = Catalogue.from_frame(made)
     assert set(catalogue.configs) == {ABSTAIN, *configs}
     assert Catalogue.from_frame(made.reverse()) == catalogue
-    assert Catalogue.from_json(json.loads(json.dumps(catalogue.to_json()))) == catalogue
+    told = json.loads(json.dumps(catalogue.to_json()))
+    assert tuple(map(config_of, told)) == catalogue.configs
     placed = dict(zip(catalogue.actions(made), made.iter_rows(named=True), strict=True))
     assert sorted(placed) == list(range(len(catalogue)))
     assert all(config_of(placed[i]) == catalogue.configs[i] for i in placed)

@@ -17,6 +17,7 @@ from dynamiccl.datasets.history import (
     HistoryColumns,
     NetworkSense,
     Past,
+    features_of,
     history_features,
     positions,
 )
@@ -81,19 +82,19 @@ def assert_same_everywhere(columns: HistoryColumns) -> tuple[Float32Array, Float
     found_window, found_history = by_script(calls, valid, columns)
     np.testing.assert_allclose(found_window, window, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(found_history, history, rtol=1e-6, atol=1e-6)
-    assert window.shape[2] == len(columns.window_features)
-    assert history.shape[1] == len(columns.history_features)
+    assert window.shape[2] == len(features_of(columns.window))
+    assert history.shape[1] == len(features_of(columns.history))
     return window, history
 
 
 def test_a_column_that_is_added_is_in_all_three_and_leaves_the_others_as_they_are() -> None:
     columns = wider()
     window, history = assert_same_everywhere(columns)
-    at, in_history = positions(columns.window_features), positions(columns.history_features)
+    at, in_history = positions(features_of(columns.window)), positions(features_of(columns.history))
     others = assert_same_everywhere(HISTORY_COLUMNS)
-    kept = [at[feature.name] for feature in HISTORY_COLUMNS.window_features]
+    kept = [at[feature.name] for feature in features_of(HISTORY_COLUMNS.window)]
     np.testing.assert_array_equal(window[:, :, kept], others[0])
-    kept = [in_history[feature.name] for feature in HISTORY_COLUMNS.history_features]
+    kept = [in_history[feature.name] for feature in features_of(HISTORY_COLUMNS.history)]
     np.testing.assert_array_equal(history[:, kept], others[1])
     valid = window[:, :, at["valid"]] > 0.0
     log2_time = window[:, :, at["log2_time"]]

@@ -12,6 +12,8 @@ from dynamiccl.datasets.cells import TaskGrid, task_grid, usable
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.baselines import (
+    NCCL_DEFAULT,
+    ORACLE,
     REPEATS,
     BestFixed,
     CoordinateDescent,
@@ -19,9 +21,7 @@ from dynamiccl.evaluate.baselines import (
     GradientBoosting,
     Interpolated,
     LearnedPolicy,
-    NcclDefault,
     NearestSize,
-    Oracle,
     Policy,
     PooledFixed,
     make_policies,
@@ -69,8 +69,8 @@ OTHER = grid([1 << 20], [ONES], launch_profile="other")
         pytest.param(BestFixed, TRAINING, OTHER, [0], id="no config of another family"),
         pytest.param(FiveBins, BINS, ASKED, [0, 0, 1, 1, 2, 0], id="the raw best row of a bin"),
         pytest.param(FiveBins, BINS, grid([3 << 10], [[1.0, NAN, 1.0]]), [0], id="not measured"),
-        pytest.param(lambda _: NcclDefault(), BINS, TRAINING, [0, 0, 0], id="abstains"),
-        pytest.param(lambda _: Oracle(), BINS, TRAINING, [1, 2, 2], id="the fastest"),
+        pytest.param(lambda _: NCCL_DEFAULT, BINS, TRAINING, [0, 0, 0], id="abstains"),
+        pytest.param(lambda _: ORACLE, BINS, TRAINING, [1, 2, 2], id="the fastest"),
     ],
 )
 def test_tables_hold_what_was_the_fastest(
@@ -105,7 +105,7 @@ def test_a_regression_finds_the_law_between_the_sizes_among_what_was_measured(
     actions = policy.choose(test)
     assert len(set(actions.tolist())) == 3
     assert test.regret(actions).mean() < 0.03
-    assert test.regret(actions).mean() < 0.2 * test.regret(NcclDefault().choose(test)).mean()
+    assert test.regret(actions).mean() < 0.2 * test.regret(NCCL_DEFAULT.choose(test)).mean()
     assert np.array_equal(make(training).choose(test), actions)  # the same twice
     # A config that training never had, and then none.
     for unmeasured, best in ((slice(1, 2), 3), (slice(1, None), 0)):

@@ -63,13 +63,15 @@ def drawn_log(seed: int = 0, behaviour: ope.Float64Array = BEHAVIOUR, rows: int 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_intervals_hold_the_truth_nine_times_in_ten(policy: ope.Float64Array) -> None:
-    truth = true_value(WORLD, policy)
+    truth = -true_value(WORLD, policy)
     told = [ope.every_estimate(drawn_log(s), [policy], BEHAVIOUR, 0.9)[0] for s in range(200)]
     for name in ("SNIPS", "DR"):
-        ends = np.array([(each[name].low, each[name].high) for each in told], dtype=np.float64)
+        ends = np.array(
+            [(each[name]["low"], each[name]["high"]) for each in told], dtype=np.float64
+        )
         held = (ends[:, 0] <= truth) & (truth <= ends[:, 1])
         assert 0.85 <= held.mean() <= 0.95
-    robust = np.array([each["DR"].value for each in told], dtype=np.float64)
+    robust = np.array([each["DR"]["mean"] for each in told], dtype=np.float64)
     assert abs(robust.mean() - truth) < 4 * robust.std() / np.sqrt(200)  # without bias
 
 
@@ -92,11 +94,11 @@ def test_where_there_is_no_number_or_no_interval(
     (found,) = ope.every_estimate(log, [ORACLE], behaviour, 0.9)
     for estimator in ("SNIPS", "DR"):
         each = found[estimator]
-        assert (each.low, each.high, each.note) == (None, None, note)
-        assert (each.value is None) == (note == ope.NO_OVERLAP)
-    assert (found["DM"].low, found["DM"].note) == (None, ope.NO_INTERVAL)
+        assert (each["low"], each["high"], each["note"]) == (None, None, note)
+        assert (each["mean"] is None) == (note == ope.NO_OVERLAP)
+    assert (found["DM"]["low"], found["DM"]["note"]) == (None, ope.NO_INTERVAL)
     if behaviour is BEHAVIOUR:
-        assert found["DM"].value == pytest.approx(true_value(WORLD, ORACLE), abs=0.05)
+        assert found["DM"]["mean"] == pytest.approx(-true_value(WORLD, ORACLE), abs=0.05)
 
 
 def measured(folder: Path, strategy: str, cycles: int = 40, sigma: float = 0.05) -> pl.DataFrame:

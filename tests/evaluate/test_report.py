@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -14,7 +15,7 @@ from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.store import content_hash, measurements_table, write_part
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.evaluate.baselines import named_policies
-from dynamiccl.evaluate.report import Report, make_report
+from dynamiccl.evaluate.report import make_report
 from tests.cli.conftest import Shell
 from tests.conftest import Trained
 from tests.data_sets import SWEEP, SYSTEM, make_data
@@ -28,17 +29,17 @@ BASELINES = (
 
 
 @pytest.fixture(scope="module")
-def made(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Report:
+def made(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return make_report(trained.data, [("policy", trained.policy)], tmp_path_factory.mktemp("made"))
 
 
 @pytest.fixture(name="page")
-def page_fixture(made: Report) -> str:
-    return made.page.read_text(encoding="utf-8")
+def page_fixture(made: dict[str, Any]) -> str:
+    return Path(made["page"]).read_text(encoding="utf-8")
 
 
-def test_results_hold_every_policy_on_test_sizes_only(made: Report) -> None:
-    results = pl.read_parquet(made.results)
+def test_results_hold_every_policy_on_test_sizes_only(made: dict[str, Any]) -> None:
+    results = pl.read_parquet(made["results"])
     assert set(results["policy"]) == {"policy", *BASELINES}
     assert {split_of(size) for size in results["size_bytes"]} == {"test"}
     assert (results["regret"] >= 0).all()
@@ -47,10 +48,10 @@ def test_results_hold_every_policy_on_test_sizes_only(made: Report) -> None:
 
 
 def test_summary_tells_gains_probes_and_where_the_default_is_beyond_the_noise(
-    made: Report,
+    made: dict[str, Any],
 ) -> None:
-    assert json.loads((made.page.parent / "summary.json").read_text()) == made.told
-    found = made.told["systems"][SYSTEM]
+    assert json.loads((Path(made["page"]).parent / "summary.json").read_text()) == made
+    found = made["systems"][SYSTEM]
     band, reduced = found["noise_bands"]["AllReduce"], found["by_collective"]["AllReduce"]
     assert reduced["nccl-default"]["mean"] > band
     assert reduced["policy"]["mean"] < min(0.05, reduced["nccl-default"]["mean"] / 2)
@@ -62,7 +63,9 @@ def test_summary_tells_gains_probes_and_where_the_default_is_beyond_the_noise(
     assert beyond["nccl-default"]["mean"] > max(band, whole["nccl-default"]["mean"])
 
 
-def test_page_is_self_contained_and_its_figures_are_files_too(made: Report, page: str) -> None:
+def test_page_is_self_contained_and_its_figures_are_files_too(
+    made: dict[str, Any], page: str
+) -> None:
     assert not re.search(r"<script|<link|src=[\"']http|href=[\"']http|url\(http", page)
     assert ">simulated<" in page
     assert 'name="viewport"' in page
@@ -73,7 +76,7 @@ def test_page_is_self_contained_and_its_figures_are_files_too(made: Report, page
     boxed = r'<div class="wide"[^>]*>\s*<(table|svg)'
     assert len(re.findall(boxed, page)) == page.count("<table") + page.count("<svg")
     assert page.count('<tr class="ours"><td>policy</td>') == 4  # all, beyond noise, two collectives
-    folder = made.page.parent / "figures"
+    folder = Path(made["page"]).parent / "figures"
     files = {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
     assert files.keys() == {f"{SYSTEM}-{kind}.svg" for kind in ("map", "gains")}
     assert page.count("<svg") == len(files)
@@ -88,9 +91,9 @@ def test_data_without_a_test_size_says_which_to_measure(trained: Trained, tmp_pa
 
 
 def test_page_begins_with_verdict_and_map_and_folds_the_rest(
-    made: Report, page: str, trained: Trained
+    made: dict[str, Any], page: str, trained: Trained
 ) -> None:
-    page, told, summary = html.unescape(page), made.told, made.told["systems"][SYSTEM]
+    page, told, summary = html.unescape(page), made, made["systems"][SYSTEM]
     sentence, (verdict,) = summary["sentences"]["policy"], summary["verdicts"]
     assert re.search(r"AllReduce .*: up to \d+ % less time", sentence)
     assert told["headline"].startswith("policy takes up to")
@@ -116,9 +119,9 @@ def test_a_sweep_that_drew_its_configs_tells_what_a_free_choice_is_worth(
     text = SWEEP.replace("cycles = 3", "cycles = 6").replace("[simulator]", strategy)
     data = make_data(tmp_path / "store", text)
     drew = make_report(data, [("a<b", trained.policy)], tmp_path / "out")
-    page = drew.page.read_text(encoding="utf-8")
+    page = Path(drew["page"]).read_text(encoding="utf-8")
     assert title in page
-    found = drew.told["systems"][SYSTEM]["logged"]["a<b"]
+    found = drew["systems"][SYSTEM]["logged"]["a<b"]
     assert 0 < found["acts"] <= found["tasks"]
     assert found["DM"]["mean"] < 1.05
     assert f"<td>{100 - 100 * found['DM']['mean']:.1f}</td>" in page

@@ -93,7 +93,7 @@ def test_equal_seeds_give_equal_totals_and_only_what_decides_later_waits(
     again = conclude(each, play(each, [rows[-1], rows[0]], [0]), frozenset())
     oracle = {row["name"]: row for row in compared["rows"]}[ORACLE]
     assert again["rows"][0]["seed_seconds"][0] == oracle["seed_seconds"][0]
-    waits = {row.name: row.prepare(each)[0].course.delay_calls for row in rows}
+    waits = {row.name: row.prepare(each)[0].delay for row in rows}
     assert waits[NCCL] == waits[ORACLE] == 0
     assert waits[SEARCH] == waits[DELAYED] > 10
 
@@ -192,9 +192,9 @@ def test_a_policy_plays_in_its_own_catalogue_and_is_asked_when_its_last_word_is_
         "Ring/LL128",
     ]
     env, player = contender.prepare(each)
-    course = roll_out(env, player, seed=0).course
+    course = roll_out(env, player, each.calls, seed=0).course
     assert course is not None
-    delay = env.course.delay_calls
+    delay = env.delay
     assert delay > 10
     # NCCL's own choice until the ranks agree, and then what the policy wants: Ring.
     assert set(course["action"][:delay]) == {0}
@@ -211,7 +211,7 @@ def test_with_a_trigger_levels_are_seen_and_a_search_begins_from_the_policy() ->
     assert [row.name for row in rows] == ["mine + Trigger", "search from mine + Trigger"]
     for row in rows:
         env, player = row.prepare(each)
-        totals = roll_out(env, player, seed=1)
+        totals = roll_out(env, player, each.calls, seed=1)
         course = totals.course
         assert course is not None
         # Sudden congestion by eight, and next to no noise: it is found, and not without cause.

@@ -49,7 +49,7 @@ def home_fixture(artifact: Path, plugin_path: Path, tmp_path: Path) -> Path:
     """An installation, whose artifact knows a made-up machine that has nothing."""
     PluginIndex.read(artifact).bound("box", f"{MACHINE};nccl=22809").write(artifact)
     (tmp_path / "machine").mkdir()
-    return install(artifact, tmp_path / "home", plugin_path).directory
+    return Path(install(artifact, tmp_path / "home", plugin_path)["directory"])
 
 
 class Runner:

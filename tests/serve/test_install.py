@@ -129,12 +129,12 @@ def test_the_newest_artifacts_stay_and_one_that_was_there_is_renewed(
     replace(old, systems=systems).write(artifact)
     again = install(artifact, home, plugin_path)
     assert (home / "artifact").resolve() == second
-    assert PluginIndex.read(second).sha256 == again.sha256
-    assert not again.killed
+    assert PluginIndex.read(second).sha256 == again["sha256"]
+    assert not again["killed"]
     # One that a copy left half is made anew.
     for path in ("plugin.index", "manifest.json", "tables"):
         shutil.rmtree(second / path) if path == "tables" else (second / path).unlink()
-    assert install(artifact, home, plugin_path).sha256 == again.sha256
+    assert install(artifact, home, plugin_path)["sha256"] == again["sha256"]
     assert (second / table.relative_to(first)).read_bytes()
 
 

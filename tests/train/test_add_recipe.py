@@ -1,6 +1,7 @@
 """docs/add-recipe.md and its file, followed to the letter."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -21,7 +22,7 @@ def test_one_file_gets_tracking_resume_and_export(data_dir: Path, tmp_path: Path
     attention.write_text(EXAMPLE.read_text(encoding="utf-8"))
     assert len(attention.read_text().splitlines()) < 60
     recipe = make_recipe(str(attention), FEW)
-    assert json.loads(json.dumps(recipe.to_json()))["source"] == str(attention)
+    assert json.loads(json.dumps(asdict(recipe)))["source"] == str(attention)
 
     broken = broken_run(data_dir, uri, recipe, at=20)
     assert MlflowClient(uri).get_run(broken).data.params["window_encoder"] == "attention"

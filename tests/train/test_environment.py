@@ -29,7 +29,6 @@ from dynamiccl.simulator.world import World
 from dynamiccl.train.environment import (
     LATE,
     Collectives,
-    Course,
     DecisionEnv,
     JobCalls,
     Rounds,
@@ -82,7 +81,7 @@ def test_what_is_seen_done_and_earned_is_what_datasets_makes_of_the_recording(
     reference_us = np.array([times.median() for times in of_key], dtype=np.float64)
     tables = replace(Tables.of(world, PROFILES, noise), reference_us=reference_us)
     recorded = []
-    env, random = JobCalls(world, tables, 3, Course(episode_calls=200)), np.random.default_rng(0)
+    env, random = JobCalls(world, tables, 3), np.random.default_rng(0)
     observation = env.reset(seed=4)
     played: dict[tuple[int, int], list[tuple[dict[str, np.ndarray], int, float]]] = {}
     for _ in range(200):
@@ -120,8 +119,7 @@ def test_what_is_seen_done_and_earned_is_what_datasets_makes_of_the_recording(
 @pytest.mark.parametrize("delay", [0, 5])
 def test_a_decision_about_a_call_is_in_force_after_the_delay_and_not_before(delay: int) -> None:
     world = small().world
-    course = Course(episode_calls=100, delay_calls=delay)
-    env, random = JobCalls(world, small().tables, 1, course), np.random.default_rng(delay)
+    env, random = JobCalls(world, small().tables, 1, delay=delay), np.random.default_rng(delay)
     observation = env.reset(seed=1)
     decided: list[tuple[int, int]] = []
     for step in range(60):
@@ -191,7 +189,7 @@ def test_a_decision_is_in_force_after_the_delay_and_a_late_one_leaves_the_last(d
 
 def test_a_round_is_the_calls_of_the_same_world_call_by_call() -> None:
     env = small(num_jobs=3, delay_rounds=0)
-    calls = JobCalls(env.world, env.tables, 3, Course(episode_calls=320))
+    calls = JobCalls(env.world, env.tables, 3)
     env.reset(seed=5)
     calls.reset(seed=5)
     random, job = np.random.default_rng(1), np.arange(3)

@@ -17,7 +17,7 @@ from dynamiccl.errors import MissingPath, NotEnoughData, UserError
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.fit import fit
-from dynamiccl.train.policy import TorchPolicy
+from dynamiccl.train.policy import load_script
 from dynamiccl.train.recipe import make_recipe
 from dynamiccl.train.tracking import (
     EXPERIMENT_TAGS,
@@ -26,7 +26,6 @@ from dynamiccl.train.tracking import (
     open_run,
     policy_directory,
     reopen_run,
-    start_run,
     ui_hint,
 )
 from tests.conftest import Trained
@@ -70,9 +69,6 @@ def test_manifest_says_where_the_policy_was_trained(trained: Trained) -> None:
     assert support.simulated
     assert set(support.measured) == {"AllReduce", "AllGather"}
     assert set(support.noise_bands) == {"AllReduce", "AllGather"}
-    assert manifest.min_size_bytes == 1 << 16
-    assert manifest.max_size_bytes == 1 << 30
-    assert manifest.nccl_versions == ["2.27.5"]
 
 
 def test_pensieves_encoder_and_a_plain_head_are_settings(data_dir: Path, tmp_path: Path) -> None:
@@ -82,7 +78,7 @@ def test_pensieves_encoder_and_a_plain_head_are_settings(data_dir: Path, tmp_pat
     done = fit(data_dir, recipe, experiment="x", tracking_uri=new_store(tmp_path), seed=0)
     assert done.validation_regret < done.validation_default_regret
     folder = Path(done.run_directory) / "policy"
-    weights = set(TorchPolicy.load(folder).weights())
+    weights = set(load_script(folder / "policy.pt").state_dict())
     assert "members.0.trunk.window.filters.weight" in weights
     assert {name for name in weights if ".head." in name} == {
         "members.0.head.layer.weight",
@@ -156,7 +152,7 @@ def test_the_default_store_is_that_of_the_working_directory(
         folder.mkdir()
         new_store(folder)
         monkeypatch.chdir(folder)
-        with start_run(DEFAULT_TRACKING_URI, "where", name) as run:
+        with open_run(DEFAULT_TRACKING_URI, "where", name) as run:
             pass
         assert reopen_run(uri_of(folder), run.run_id).directory == run.directory
         assert run.directory is not None

@@ -40,10 +40,10 @@ def test_a_shape_that_is_held_out_is_what_the_report_scores(shapes: Path, tmp_pa
     parts = Splits(SplitBy.SHAPE, ("2x8", "16x8"), ("4x8",))
     assert Manifest.read(policy).parts == parts
     report = make_report(shapes, [("mine", policy)], tmp_path / "report")
-    assert list(report.told["systems"]) == [SYSTEM]
+    assert list(report["systems"]) == [SYSTEM]
     page = (tmp_path / "report" / "report.html").read_text()
     assert "8 x 8" in page
-    found = report.told["systems"][SYSTEM]["policies"]
+    found = report["systems"][SYSTEM]["policies"]
     assert found["mine"]["tasks"] == 30  # two collectives, fifteen sizes of 8 nodes
     assert found["mine"]["mean"] <= found["nccl-default"]["mean"]
 
@@ -92,7 +92,7 @@ def test_sweeps_of_few_sizes_train_validate_and_are_scored(tmp_path: Path) -> No
     ]
     assert {Manifest.read(policy).parts.by for _, policy in policies} == {SplitBy.SIZE}
     report = make_report(data, policies, tmp_path / "report")
-    found = report.told["systems"][SYSTEM]["policies"]
+    found = report["systems"][SYSTEM]["policies"]
     for name, _ in policies:
         assert found[name]["tasks"] >= 2
         assert found[name]["mean"] <= found["nccl-default"]["mean"] + 0.02

@@ -88,7 +88,7 @@ def test_a_job_that_dynamiccl_run_starts_has_its_table_from_call_0(
     path = {"LD_LIBRARY_PATH": str(tmp_path)}
     if is_net_a_tuner:
         (tmp_path / "libnccl-net.so").symlink_to(job_build_dir / "libwilful_v3.so")
-    home = install(known, tmp_path / "home", job_build_dir / TUNER_NAME).directory
+    home = Path(install(known, tmp_path / "home", job_build_dir / TUNER_NAME)["directory"])
     run = Runner(home)
     run.env["DYNAMICCL_TEST_ROOT"] = str(eight_ranks.machine)
     shown = run.shown(said="asked before ours" if is_net_a_tuner else "", **path)

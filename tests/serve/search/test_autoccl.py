@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dynamiccl.nccl import Algorithm, Config, Protocol, Transport
-from dynamiccl.serve.search.autoccl import DEFAULT, AutoCcl, Choice, SearchSpace, State
+from dynamiccl.serve.search.autoccl import DEFAULT, AutoCcl, Choice, SearchSpace
 from tests.serve.search.worlds import CELLS, CHANNELS, CHUNKS, KEY, drive, grid, scatter, valleys
 
 SPACE = grid()
@@ -14,9 +14,10 @@ BEST = int(np.argmin(TIMES))
 
 def test_descent_finds_the_best_where_every_subspace_has_one_valley() -> None:
     tuner = AutoCcl(lambda _: SPACE)
+    assert not tuner.is_over(KEY)
     ran = drive(tuner, TIMES, 100)
     assert tuner.best(KEY) == ran[-1] == BEST
-    assert tuner.state(KEY) is State.CONVERGED
+    assert tuner.is_over(KEY)
     probed = set(ran) - {SPACE.default}
     assert len({SPACE.choices[action].subspace for action in probed}) == 4
     assert len(probed) < len(SPACE.actions) / 2
@@ -25,7 +26,7 @@ def test_descent_finds_the_best_where_every_subspace_has_one_valley() -> None:
     assert len(others) == len(set(others))
     # It never searches again.
     tuner.alarm()
-    assert tuner.state(KEY) is State.CONVERGED
+    assert tuner.is_over(KEY)
 
 
 def test_candidates_are_repeated_as_told_and_their_median_counts() -> None:
@@ -36,20 +37,6 @@ def test_candidates_are_repeated_as_told_and_their_median_counts() -> None:
     assert len(set(ran[3:6])) == 1
     with pytest.raises(ValueError, match="0 times"):
         AutoCcl(lambda _: SPACE, repeats=0)
-
-
-def test_states_follow_the_search() -> None:
-    tuner = AutoCcl(lambda _: SPACE)
-    assert tuner.state(KEY) is State.IDLE
-    seen = []
-    for _ in range(100):
-        action = tuner.ask(KEY)
-        seen.append(tuner.state(KEY))
-        tuner.tell(KEY, float(TIMES[action]))
-        seen.append(tuner.state(KEY))
-    assert set(seen) == {State.PROBING, State.IMPROVING, State.ADVANCE, State.CONVERGED}
-    assert seen[1] is State.IMPROVING
-    assert seen[seen.index(State.CONVERGED) :] == [State.CONVERGED] * seen.count(State.CONVERGED)
 
 
 def test_time_of_another_action_is_no_answer_and_keys_are_searched_apart() -> None:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from dynamiccl.collect.cli import app
 from dynamiccl.datasets.cells import task_grid
 from dynamiccl.datasets.features import CONTEXT_COLUMN, Observations, cold_observations
-from dynamiccl.datasets.manifest import Manifest, Shape, with_shape
+from dynamiccl.datasets.manifest import Manifest, costs_beside, with_shape
 from dynamiccl.datasets.questions import cold_questions
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.steps import with_noise
@@ -133,11 +133,12 @@ def test_shapes_have_costs_where_these_are_known_and_measured_ones_are_refused(f
     gated = replace(manifest, supports=[replace(s, gated={}) for s in manifest.supports])
     with pytest.raises(UserError, match="gate"):
         with_shape(gated, 16, 8)
-    assert [s.costs for s in with_shape(manifest, 16, 8).supports if s.carried] == [None]
-    costs = manifest.supports[0].costs
-    known = Shape(SYSTEM, 16, 8, "default", "2.27.5", costs)
-    told = with_shape(replace(manifest, other_shapes=[known]), 16, 8)
-    assert [s.costs for s in told.supports if s.carried] == [costs]
+    costs = manifest.cost_table()
+    assert costs is not None
+    wider = costs.with_columns(num_nodes=pl.lit(16, costs.schema["num_nodes"]))
+    assert costs_beside(pl.concat([costs, wider]), manifest.supports).height == 2 * costs.height
+    elsewhere = costs.with_columns(launch_profile=pl.lit("tuned"))
+    assert costs_beside(elsewhere, manifest.supports).is_empty()
     network = replace(manifest, knows_shapes=False)
     with pytest.raises(UserError, match="knows nothing of 16x8"):
         with_shape(network, 16, 8)
@@ -179,8 +180,8 @@ def test_a_level_moves_it_to_what_does_not_feel_it(fitted: Run) -> None:
         schema=["system", "collective", "algorithm", "protocol", "octave", "share"],
         orient="row",
     )
-    feels = fit_tables(replace(data, level_shares=shares), alpha=0.02).policy
-    blind = fit_tables(data, alpha=0.02).policy
+    feels, *_ = fit_tables(replace(data, level_shares=shares), alpha=0.02)
+    blind, *_ = fit_tables(data, alpha=0.02)
     window = torch.from_numpy(data.observations.window)
     mask = torch.from_numpy(data.validation.mask.astype(np.float32))
 
@@ -227,13 +228,13 @@ def test_a_small_sweep_is_enough_to_act(data_dir: Path, with_costs: bool) -> Non
     data = load_data(data_dir, 0, with_costs=with_costs)
     assert (data.costs is not None) == with_costs
     alpha = 0.01 if with_costs else 0.05
-    found = fit_tables(data, alpha=alpha)
-    assert len(found.left_out) < 99
+    policy, _, metrics = fit_tables(data, alpha=alpha)
+    assert metrics["calibration_tasks"] < 99
     told = task_grid(data.frame, data.catalogue, [Split.TRAIN, Split.VALIDATION])
     asked = cold_observations(
         with_noise(told.tasks, data.training.noise), data.profiles, data.costs
     )
-    chosen, _ = forward(found.policy, asked, told.mask)
+    chosen, _ = forward(policy, asked, told.mask)
     default = np.zeros(len(chosen), dtype=np.int64)
     assert told.regret(chosen).mean() < told.regret(default).mean() / 3
     if with_costs:

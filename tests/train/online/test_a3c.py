@@ -156,7 +156,7 @@ def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(
     assert policy.state_units == units
     before = state["source"]["network"]
     before = next(each for key, each in before.items() if key.endswith("layers.0.weight"))
-    after = [each for each in policy.weights().values() if each.shape == before.shape]
+    after = [each for each in policy._module.state_dict().values() if each.shape == before.shape]
     assert any(not torch.equal(each, before) for each in after)
     # `export_artifact` compares tables, policy and brain.
     assert export_artifact(folder / "policy", tmp_path / "artifact").tables

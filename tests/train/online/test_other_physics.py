@@ -46,7 +46,7 @@ def test_what_only_its_simulator_rewards_does_not_pass_fresh_runs(
     done = fit(data, offline, experiment="x", tracking_uri=uri, seed=0)
     policy = TorchPolicy.load(Path(done.run_directory) / "policy")
 
-    in_simulator = _fresh(policy, str(wrong), tmp_path / "as-trained").counts()
+    in_simulator = _fresh(policy, str(wrong), tmp_path / "as-trained").to_json()["counts"]
     in_reality = _fresh(policy, "b300-nvlink", tmp_path / "real")
     assert in_simulator[Verdict.PASSED] > 5
     wanted = [cell for cell in in_reality.cells if cell.verdict is not Verdict.ABSTAINS]

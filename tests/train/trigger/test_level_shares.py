@@ -26,7 +26,7 @@ from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.simulator.world import World
 from dynamiccl.train.cautious import cell_of
 from dynamiccl.train.cautious_fit import share_table
-from dynamiccl.train.environment import Course, JobCalls, Tables
+from dynamiccl.train.environment import JobCalls, Tables
 from dynamiccl.train.trigger import (
     Detector,
     TriggerModule,
@@ -113,7 +113,7 @@ def test_a_recording_gets_the_levels_that_the_environment_saw(tmp_path: Path) ->
     system, workload = find_system("h100-ib"), make_workload(["lora"], Group(4, 8))
     world = World(system, workload, all_configs(system, workload), find_scenario("congested"))
     tables = Tables.of(world, ["default"])
-    env = JobCalls(world, tables, 2, Course(episode_calls=600), lambda: Detector(module))
+    env = JobCalls(world, tables, 2, lambda: Detector(module))
     env.reset(seed=3)
     played, random = [], np.random.default_rng(0)
     seen: dict[tuple[str, int], float] = {}
