@@ -30,7 +30,7 @@ import numpy.typing as npt
 import polars as pl
 from harness import parallel, write_result
 from judge_worlds import perturbed
-from learning_grids import NO_NOISE
+from learning_sweeps import NO_NOISE
 from scipy import stats
 
 from dynamiccl.collect.simulated import simulate
@@ -79,11 +79,10 @@ Times = npt.NDArray[np.float64]
 Wanted = Mapping[int, tuple[int, float]]
 
 
-def main() -> None:
-    """Both parts."""
+def gate_figures() -> dict[str, float]:
+    """All parts."""
     many = 5 if os.environ.get("FULL") else 1
-    drawn = drawn_gates(1000 * many) | slack_gates(1000 * many)
-    write_result("gate", small_sweeps(20 * many) | drawn)
+    return small_sweeps(20 * many) | drawn_gates(1000 * many) | slack_gates(1000 * many)
 
 
 class WantedConfigs:
@@ -265,4 +264,4 @@ def _frame(sweep: str, repeats: int) -> pl.DataFrame:
 
 
 if __name__ == "__main__":
-    main()
+    write_result("gate", gate_figures())

@@ -10,6 +10,7 @@ NAME_hi are 95 % intervals, bootstraps over worlds; `share_worse` are upper ends
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +26,8 @@ NEVER: Final = 400
 WITHIN: Final = 0.02
 #: Rivals' decisions to probe, each with NCCL's own choice beside it.
 DECISIONS: Final = 48
+#: Ways to choose from what was probed.
+CHOICES: Final = ("belief", "interpolated", "measured")
 SEEDS: Final = 3
 #: Spreads of a 90 % interval.
 _COVERED: Final = 1.645
@@ -209,18 +212,15 @@ def rival_figures(count: int) -> dict[str, Any]:
     tables = judge_tables(count, 0)
     jobs = [(table, i, way, (2 * DECISIONS,)) for way in WAYS for i, table in enumerate(tables)]
     groups = by(in_parallel(play, jobs), "way", "choose")
-    order = [(way, choose) for way in WAYS for choose in ("belief", "interpolated", "measured")]
     return {
         "rival_worlds": count,
-        "data_sets": {
-            f"{DECISIONS} decisions, rivals": {
-                f"{way}, {choose}": {
-                    **with_interval("mean_regret", groups[way, choose], mean_of("regret")),
-                    **with_interval("share_worse", groups[way, choose], ratio("worse", "sizes")),
-                    **with_interval("gain_kept", groups[way, choose], ratio("gain", "possible")),
-                }
-                for way, choose in order
+        "rivals": {
+            ", ".join(each): {
+                **with_interval("mean_regret", groups[each], mean_of("regret")),
+                **with_interval("share_worse", groups[each], ratio("worse", "sizes")),
+                **with_interval("gain_kept", groups[each], ratio("gain", "possible")),
             }
+            for each in product(WAYS, CHOICES)
         },
     }
 

@@ -1,20 +1,26 @@
-"""What the belief makes of sweeps: whole ones, a user's small one, and those that were published.
+"""What the belief makes of sweeps: whole ones, a user's small one, published ones, other shapes.
 
 * `sweep_figures`: of judge's worlds every other size is measured with all configs; or all sizes
   with the noise of nodes in a cloud, where a rival, `pooled`, takes one config for all sizes; or
   what a user measures (`judge_worlds.small_sweep`), of which octaves are left out in turn, too.
 * `public_figures`: published sweeps, each octave left out in turn; truth is the median.
+* `shape_figures`: ten group shapes of H100 nodes, two left out in each turn. A sweep of all is
+  noisy (three cycles), half of the sizes are no powers of two; judge is the sweep without noise.
 * `transferred`, `on_repeats`: a table of another machine, and one of the simulator, on this one.
 
 Rival is `interpolated`, which acts by the same rule. Scores and intervals are those of
 learning_belief.py.
 """
 
+import tempfile
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import polars as pl
+from harness import parallel
 from judge_worlds import (
     DISTINCT,
     KINDS,
@@ -43,7 +49,12 @@ from learning_rivals import WAYS, Probes, grid_of, interpolated, spread_out
 from sweeps import SWEEPS, Measured, public_tables
 
 from dynamiccl.belief import Belief, Bools, prior_of
+from dynamiccl.collect.simulated import simulate
+from dynamiccl.datasets.cells import task_grid, tuned
+from dynamiccl.datasets.splits import Split, Splits
+from dynamiccl.datasets.store import read
 from dynamiccl.drawn_worlds import Grid
+from dynamiccl.evaluate.baselines import GradientBoosting, LearnedPolicy, NcclDefault
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.repeats import cells_of
 from dynamiccl.simulator.record_jobs import all_configs
@@ -52,6 +63,9 @@ from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload
 from dynamiccl.simulator.world import World
+from dynamiccl.train.fit import fit
+from dynamiccl.train.policy import TorchPolicy
+from dynamiccl.train.recipe import make_recipe
 
 #: Draws of a small sweep, and by how much NCCL's own choice is off where there is something to
 #: gain.
@@ -60,6 +74,26 @@ TO_GAIN: Final = 0.05
 #: Ln of time: the noise of a call on a node in a cloud; and spreads that a pooled gain must exceed.
 NOISY: Final = 0.15
 _POOLED: Final = 2.0
+SHAPE_SWEEP: Final = """
+name = "{name}"
+system = "h100-ib-simulated"
+collectives = ["AllReduce", "AllGather", "ReduceScatter"]
+algorithms = ["Ring", "Tree", "NVLSTree"]
+groups = [{groups}]
+sizes = {{ min = "1K", max = "1G", steps_per_octave = 2 }}
+nccl_version = "2.27.5"
+cycles = {cycles}
+[simulator]
+seed = {seed}
+{noise}
+"""
+NO_NOISE: Final = "noise_sigma = 0.0\ntail_probability = 0.0\ndrift_sigma = 0.0"
+#: On nodes with fewer ranks the model's best is NCCL's default, everywhere.
+SHAPES: Final = [(nodes, ranks) for nodes in (2, 4, 8, 16, 32) for ranks in (4, 8)]
+#: Noisy sweeps of which two of ten shapes are left out in each turn.
+SHAPE_SEEDS: Final = 2
+#: The recipe of the belief.
+BELIEF: Final = "gaussian-process"
 #: Probes after which a table from another machine is judged.
 LOOKS: Final = (0, 5, 10, 20, 40)
 
@@ -227,6 +261,55 @@ def _octaves_left_out(grid: Grid, log_times_us: Floats, allowed: Bools) -> dict[
         for name, chosen in choices(grid, known, allowed).items():
             found.setdefault(name, np.zeros(len(octave), np.int64))[is_out] = chosen[is_out]
     return found
+
+
+# --- group shapes that nobody measured ---
+
+
+def shape_figures() -> dict[str, Any]:
+    """Two of the ten shapes left out in turn: what the belief and rivals make of the others."""
+    with tempfile.TemporaryDirectory() as folder:
+        truth = shape_sweep(Path(folder), "truth", 1, 1000, NO_NOISE)
+        jobs = [(Path(folder), f"cycles-{seed}", 3, seed) for seed in range(SHAPE_SEEDS)]
+        measured = [data for _, data in parallel(shape_sweep, jobs)]
+        turns = [(data, truth, turn) for data in measured for turn in range(len(SHAPES))]
+        rows = in_parallel(_shape_left_out, turns)
+    figures: dict[str, Any] = {"shape_left_out_turns": len(turns)}
+    for policy, mine in by(rows, "choose").items():
+        by_turn = [summed(each) for each in by(mine, "turn").values()]
+        name = "shape_left_out" if policy == BELIEF else f"shape_left_out_{policy}"
+        figures |= with_interval(f"{name}_mean_regret", mine, mean_of("regret"))
+        figures |= with_interval(f"{name}_gain_kept", by_turn, ratio("gain", "possible"))
+        figures[f"{name}_share_worse"] = upper(by_turn, "acts")
+        figures[f"{name}_share_worse_all"] = upper(by_turn, "sizes")
+    return figures
+
+
+def shape_sweep(out: Path, name: str, cycles: int, seed: int, noise: str = "") -> Path:
+    """A simulated sweep over all shapes."""
+    groups = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = {r} }}" for n, r in SHAPES)
+    text = SHAPE_SWEEP.format(name=name, groups=groups, cycles=cycles, seed=seed, noise=noise)
+    return simulate(text, out / name)
+
+
+def _shape_left_out(data: Path, truth: Path, turn: int) -> list[Row]:
+    """Scores at the shapes that are for test in a turn, by truth."""
+    split, uri = f"shape:{turn}", f"sqlite:///{data}-{turn}.db"
+    recipe = make_recipe(BELIEF, [f"split={split}"])
+    done = fit(data, recipe, experiment="shapes", tracking_uri=uri, seed=turn)
+    policy = TorchPolicy.load(Path(done.run_directory) / "policy")
+    frame, catalogue = tuned(read(data)), policy.manifest.actions()
+    parts = Splits.of(frame, split)
+    told = task_grid(parts.assign(frame), catalogue, [Split.TRAIN, Split.VALIDATION])
+    # Of the two collectives that last equally long here one tells.
+    exact = parts.assign(tuned(read(truth))).filter(pl.col("collective") != "ReduceScatter")
+    asked = task_grid(exact, catalogue, [Split.TEST])
+    rivals = NcclDefault(), GradientBoosting(told, catalogue)
+    log_time = np.log(np.where(asked.mask, asked.times_us, np.inf))
+    return [
+        {"choose": each.name, "turn": turn} | judged(log_time, each.choose(asked))
+        for each in (LearnedPolicy(policy, catalogue, BELIEF), *rivals)
+    ]
 
 
 # --- published sweeps ---
