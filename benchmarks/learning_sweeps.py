@@ -146,7 +146,7 @@ def _whole_sweep(table: Table, seed: int) -> list[Row]:
     rows, columns = np.arange(0, num_sizes, 2), np.arange(num_configs)
     part, random = _part(table, rows, columns), np.random.default_rng((seed, num_sizes))
     log_times = np.full((num_sizes, num_configs, 3), np.nan)
-    log_times[rows] = small_sweep(part, random, 3, len(rows), num_configs).log_times_us
+    log_times[rows] = small_sweep(part, random, len(rows), num_configs)[2]
     chosen = choices(grid_of(table), log_times, np.isfinite(table.log_time_us))
     return _scores(table, chosen)
 
@@ -187,22 +187,22 @@ def _part(table: Table, rows: Ints, columns: Ints) -> Table:
 
 def _small_sweep(table: Table, draw: int) -> list[Row]:
     """Scores of a user's sweep: with all of it, and of octaves that are left out of it in turn."""
-    sweep = small_sweep(table, np.random.default_rng(draw))
-    part = _part(table, sweep.rows, sweep.columns)
+    rows, columns, log_times_us = small_sweep(table, np.random.default_rng(draw))
+    part = _part(table, rows, columns)
     grid, can = grid_of(part), np.isfinite(part.log_time_us)
-    found = {"measured": choices(grid, sweep.log_times_us, can)}
-    found["left_out"] = _octaves_left_out(grid, sweep.log_times_us, can)
+    found = {"measured": choices(grid, log_times_us, can)}
+    found["left_out"] = _octaves_left_out(grid, log_times_us, can)
     near = _has_near(grid)
     about = {"world": table.name, "draw": draw}
-    rows = [
+    scores = [
         about | {"where": where, "choose": name} | judged(part.log_time_us, chosen)
         for where, both in found.items()
         for name, chosen in both.items()
     ]
     for name, chosen in found["left_out"].items():
-        scores = judged(part.log_time_us[near], chosen[near])
-        rows.append(about | {"where": "near", "choose": name} | scores)
-    return rows
+        of_near = judged(part.log_time_us[near], chosen[near])
+        scores.append(about | {"where": "near", "choose": name} | of_near)
+    return scores
 
 
 def choices(grid: Grid, log_times_us: Floats, allowed: Bools) -> dict[str, Ints]:
