@@ -34,18 +34,22 @@ from judge_worlds import (
     small_sweep,
 )
 from learning_belief import (
+    Probes,
     Row,
     by,
+    by_worth,
+    grid_of,
     in_parallel,
+    interpolated,
     judged,
     mean_of,
     of,
     ratio,
+    spread_out,
     summed,
     upper,
     with_interval,
 )
-from learning_rivals import WAYS, Probes, grid_of, interpolated, spread_out
 from sweeps import SWEEPS, Measured, public_tables
 
 from dynamiccl.belief import Belief, Bools, prior_of
@@ -321,17 +325,10 @@ def public_figures() -> dict[str, Any]:
         return {"public_skipped": f"no {SWEEPS}"}
     tables = [table for table in public_tables() if not table.left_out]
     rows = in_parallel(_public, [(table,) for table in tables])
-    lines: dict[str, Any] = {}
-    apart = []
-    for name, both in by(rows, "world").items():
-        ours, rival, own = (of(both, choose=each)[0] for each in ("belief", "interpolated", "own"))
-        lines[name] = {
-            "sizes": ours["sizes"],
-            "nccl": own["regret"],
-            **{f"belief_{key}": ours[key] for key in ("regret", "acts", "worse")},
-            **{f"interpolated_{key}": rival[key] for key in ("regret", "acts", "worse")},
-        }
-        apart.append({"less": ours["regret"] - rival["regret"]})
+    lines: dict[str, dict[str, float]] = {}
+    for row in rows:
+        lines.setdefault(row["world"], {})[row["choose"]] = row["regret"]
+    apart = [{"less": line["belief"] - line["interpolated"]} for line in lines.values()]
     figures: dict[str, Any] = {"public_tables": lines}
     for name, choose in (("", "belief"), ("interpolated_", "interpolated"), ("nccl_", "own")):
         mine = of(rows, choose=choose)
@@ -372,12 +369,12 @@ def transferred(source: str, target: str, collective: Collective, seed: int) -> 
     table = Table("", "", collective, (1, 8), sizes, configs, of, unknown, log_us)
     random, rows = np.random.default_rng(seed), np.arange(len(sizes))
     probes = Probes(table, random)
-    way, direct = WAYS["worth"](probes), _swept(probes.prior.grid, log_us, there.mask)
+    direct = _swept(probes.prior.grid, log_us, there.mask)
     elsewhere = np.where(there.mask, np.log(here.quiet_us / here.quiet_us[:, :1]), np.inf)
     found = {}
     for look in LOOKS:
         while probes.count < look:
-            way.tell(probes.probe(way.pick()))
+            probes.probe(by_worth(probes))
         measured = spread_out(*probes.rows()[:2], log_us.shape)
         own = measured - measured[:, :1]
         mixed = np.where(np.isnan(own), elsewhere, own).argmin(axis=1)
