@@ -175,8 +175,7 @@ def _small_sweep(number: int, out: Path) -> tuple[float, float, int, int]:
 
 def drawn_gates(gates: int) -> dict[str, float]:
     """Bins that pass, and those of them without a gain, over gates with noise of all kinds."""
-    parts = [(range(first, first + _PART),) for first in range(0, gates, _PART)]
-    found = np.concatenate([counts for _, counts in parallel(judge_drawn, parts)])
+    found = _judge_all(gates)
     num_passed, num_false = map(int, found.sum(axis=0))
     return {
         "gate_gates": gates,
@@ -190,12 +189,15 @@ def drawn_gates(gates: int) -> dict[str, float]:
 
 def slack_gates(gates: int) -> dict[str, float]:
     """The share of gates for non-inferiority that let a loss of just the slack pass."""
-    parts = [(range(first, first + _PART), 0.05) for first in range(0, gates, _PART)]
-    found = np.concatenate([counts for _, counts in parallel(judge_drawn, parts)])
-    return {"gate_slack_false_passes": float((found[:, 0] > 0).mean())}
+    return {"gate_slack_false_passes": float((_judge_all(gates, 0.05)[:, 0] > 0).mean())}
 
 
-def judge_drawn(seeds: range, slack: float | None = None) -> npt.NDArray[np.int64]:
+def _judge_all(gates: int, slack: float | None = None) -> npt.NDArray[np.int64]:
+    parts = [(range(first, first + _PART), slack) for first in range(0, gates, _PART)]
+    return np.concatenate([counts for _, counts in parallel(judge_drawn, parts)])
+
+
+def judge_drawn(seeds: range, slack: float | None) -> npt.NDArray[np.int64]:
     """(gates, 2) bins that pass, and those of them whose true gain is not above 0.
 
     With a `slack` (a share) all lose just that, and the config takes fewer channels.

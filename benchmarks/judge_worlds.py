@@ -68,23 +68,14 @@ _MIN_SIZES: Final = 18
 _CHANNELS: Final = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 
 
-@dataclass(frozen=True, slots=True)
-class _Machine:
-    """A simulated system, the groups that are drawn of it, and the channels of its shipped table.
-
-    The first group is the shipped table's.
-    """
-
-    system: str
-    shapes: tuple[tuple[int, int], ...]
-    channels: tuple[int, ...] = ()
-
-
+#: By name: the simulated system, the groups that are drawn of it, of which the first is the shipped
+#: table's, and the channels of that table.
+_Machine = tuple[str, tuple[tuple[int, int], ...], tuple[int, ...]]
 _MACHINES: Final[Mapping[str, _Machine]] = {
-    "b300": _Machine("b300-nvlink", ((1, 8), (1, 4), (1, 2)), (4, 8, 16, 24, 32)),
-    "gb10": _Machine("gb10-roce", ((4, 1),), (1, 2, 4, 8)),
-    "a100": _Machine("a100-nvswitch", ((1, 8), (1, 4), (1, 2)), (2, 4, 8, 16, 24)),
-    "h100": _Machine("h100-ib", tuple((n, r) for n in (2, 4, 8, 16, 32) for r in (4, 8))),
+    "b300": ("b300-nvlink", ((1, 8), (1, 4), (1, 2)), (4, 8, 16, 24, 32)),
+    "gb10": ("gb10-roce", ((4, 1),), (1, 2, 4, 8)),
+    "a100": ("a100-nvswitch", ((1, 8), (1, 4), (1, 2)), (2, 4, 8, 16, 24)),
+    "h100": ("h100-ib", tuple((n, r) for n in (2, 4, 8, 16, 32) for r in (4, 8)), ()),
 }
 #: Systems that have a shipped table.
 SHIPPED: Final = ("b300", "gb10", "a100")
@@ -128,13 +119,13 @@ def judge_table(kind: str, seed: int) -> Table:
         raise ValueError(f"no kind of worlds '{kind}'; choose from {', '.join(KINDS)}")
     how, name = kind.split()
     random = np.random.default_rng((seed, *kind.encode()))
-    machine = _MACHINES[name]
-    group = Group(*machine.shapes[random.integers(len(machine.shapes))])
+    system_name, shapes, _ = _MACHINES[name]
+    group = Group(*shapes[random.integers(len(shapes))])
     collective = DISTINCT[random.integers(len(DISTINCT))]
     sizes = _drawn_sizes(random)
-    known = find_system(machine.system)
+    known = find_system(system_name)
     configs = _configs(known, group, collective, _drawn_channels(random, known, group))
-    system = perturbed(machine.system, seed) if name in SHIPPED else known
+    system = perturbed(system_name, seed) if name in SHIPPED else known
     calls = [Call(group, collective, size) for size in sizes]
     table, ran = _table(f"{kind} {collective.wire} #{seed}", kind, system, calls, configs)
     if name not in SHIPPED:
@@ -146,11 +137,11 @@ def judge_table(kind: str, seed: int) -> Table:
 
 def shipped_table(name: str, collective: Collective) -> Table:
     """The first group of a system as its file describes it, at half octaves from 1 KiB to 1 GiB."""
-    machine = _MACHINES[name]
-    system, group = find_system(machine.system), Group(*machine.shapes[0])
+    system_name, shapes, channels = _MACHINES[name]
+    system, group = find_system(system_name), Group(*shapes[0])
     halves = range(_FIRST, _LAST + 1)
     calls = [Call(group, collective, int(2 ** (half / 2))) for half in halves]
-    configs = _configs(system, group, collective, machine.channels)
+    configs = _configs(system, group, collective, channels)
     return _table(f"shipped {name} {collective.wire}", "shipped", system, calls, configs)[0]
 
 

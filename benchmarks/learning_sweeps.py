@@ -152,7 +152,7 @@ def _whole_sweep(table: Table, seed: int) -> list[Row]:
     log_times = np.full((num_sizes, num_configs, 3), np.nan)
     log_times[rows] = small_sweep(part, random, len(rows), num_configs)[2]
     chosen = choices(grid_of(table), log_times, np.isfinite(table.log_time_us))
-    return _scores(table, chosen)
+    return _scores(table.log_time_us, chosen, world=table.name)
 
 
 def _noisy_sweep(table: Table, seed: int) -> list[Row]:
@@ -166,14 +166,11 @@ def _noisy_sweep(table: Table, seed: int) -> list[Row]:
     bar = _POOLED * gains.std(axis=0, ddof=1) / np.sqrt(len(gains))
     best = np.where(gains.mean(axis=0) > bar, gains.mean(axis=0), 0.0).argmax()
     chosen["pooled"] = np.full(len(can), np.flatnonzero(can.all(axis=0))[best])
-    return _scores(table, chosen)
+    return _scores(table.log_time_us, chosen, world=table.name)
 
 
-def _scores(table: Table, chosen: Mapping[str, Ints]) -> list[Row]:
-    about = {"world": table.name, "kind": table.kind}
-    return [
-        about | {"choose": name} | judged(table.log_time_us, each) for name, each in chosen.items()
-    ]
+def _scores(log_time: Floats, chosen: Mapping[str, Ints], **about: str) -> list[Row]:
+    return [about | {"choose": name} | judged(log_time, each) for name, each in chosen.items()]
 
 
 def _part(table: Table, rows: Ints, columns: Ints) -> Table:
@@ -193,20 +190,15 @@ def _small_sweep(table: Table, draw: int) -> list[Row]:
     """Scores of a user's sweep: with all of it, and of octaves that are left out of it in turn."""
     rows, columns, log_times_us = small_sweep(table, np.random.default_rng(draw))
     part = _part(table, rows, columns)
-    grid, can = grid_of(part), np.isfinite(part.log_time_us)
-    found = {"measured": choices(grid, log_times_us, can)}
-    found["left_out"] = _octaves_left_out(grid, log_times_us, can)
-    near = _has_near(grid)
-    about = {"world": table.name, "draw": draw}
-    scores = [
-        about | {"where": where, "choose": name} | judged(part.log_time_us, chosen)
-        for where, both in found.items()
-        for name, chosen in both.items()
+    grid, quiet = grid_of(part), part.log_time_us
+    can = np.isfinite(quiet)
+    left_out, near = _octaves_left_out(grid, log_times_us, can), _has_near(grid)
+    there = {name: chosen[near] for name, chosen in left_out.items()}
+    return [
+        *_scores(quiet, choices(grid, log_times_us, can), world=table.name, where="measured"),
+        *_scores(quiet, left_out, world=table.name, where="left_out"),
+        *_scores(quiet[near], there, world=table.name, where="near"),
     ]
-    for name, chosen in found["left_out"].items():
-        of_near = judged(part.log_time_us[near], chosen[near])
-        scores.append(about | {"where": "near", "choose": name} | of_near)
-    return scores
 
 
 def choices(grid: Grid, log_times_us: Floats, allowed: Bools) -> dict[str, Ints]:
@@ -323,7 +315,7 @@ def public_figures() -> dict[str, Any]:
     """The regret at left-out octaves of each published sweep, and over tables; by medians."""
     if not SWEEPS.is_dir():
         return {"public_skipped": f"no {SWEEPS}"}
-    tables = [table for table in public_tables() if not table.left_out]
+    tables = [table for table in public_tables() if table.has_octaves]
     rows = in_parallel(_public, [(table,) for table in tables])
     lines: dict[str, dict[str, float]] = {}
     for row in rows:
@@ -344,10 +336,8 @@ def _public(table: Measured) -> list[Row]:
     found["own"] = np.zeros(len(has), dtype=np.int64)
     full = has[:, 0] & (has[:, 1:].sum(axis=1) >= 2)
     told = np.where(has, median, np.inf)[full]
-    return [
-        {"world": table.name, "choose": name} | judged(told, chosen[full])
-        for name, chosen in found.items()
-    ]
+    chosen = {name: each[full] for name, each in found.items()}
+    return _scores(told, chosen, world=table.name)
 
 
 # --- tables from elsewhere ---
