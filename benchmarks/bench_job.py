@@ -16,18 +16,18 @@ import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, get_args
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from harness import write_result
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.schema import CALLS
 from dynamiccl.datasets.store import read
+from dynamiccl.drawn_worlds import Ints
 from dynamiccl.evaluate.job import NCCL_OWN, TABLE, Answer, Verdict, answer
 from dynamiccl.evaluate.job_calls import Measured, job_of
 from dynamiccl.nccl import Collective
@@ -36,7 +36,7 @@ from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WORKLOADS, WorkCall, Workload, make_workload
-from dynamiccl.simulator.world import CallResults, World
+from dynamiccl.simulator.world import World
 from dynamiccl.sizes import size_bin
 
 #: Seeds below are for choosing settings; what is written was judged on those from here on.
@@ -143,7 +143,7 @@ def judge_simulated(world: World, known: Measured, seed: int) -> dict[str, Any]:
     }
 
 
-def table_of(found: Answer, world: World) -> npt.NDArray[np.int64]:
+def table_of(found: Answer, world: World) -> Ints:
     """(keys,) the actions of the table that an answer is about."""
     actions = np.zeros(len(world.keys), dtype=np.int64)
     for kind in found.arms[TABLE].kinds:
@@ -170,63 +170,57 @@ class Played:
     job_us: float
 
 
-def play(world: World, actions: npt.NDArray[np.int64], seed: int, num_calls: int) -> Played:
+def play(world: World, actions: Ints, seed: int, num_calls: int) -> Played:
     """Play one job under `actions` (keys,), 0 being NCCL's own choice; times of all ranks known.
 
     Of equal seeds surroundings, noise and compute are the same: a difference is the actions'.
     """
     jobs = world.jobs(1, seed)
-    rows, step_us = list[dict[str, Any]](), list[float]()
-    clock = communication = truly = 0.0
-    step = 0
-    for _ in range(num_calls):
-        place, key = int(jobs.place[0]), int(jobs.key[0])
-        ran = jobs.step(actions[jobs.key])
-        exposed = exposed_us(world, place, ran)
-        call = world.keys[key]
-        time_us = float(ran.measured_us[0])
-        noise = time_us / float(ran.true_us[0])
-        rows.append(
-            {
-                "run": f"job-{seed}", "sequence": len(rows), "step": step,
-                "timestamp": _BEGIN + timedelta(microseconds=clock),
-                "group": f"{call.group.num_nodes}x{call.group.ranks_per_node}",
-                "collective": call.collective.wire, "size_bytes": call.size_bytes,
-                "num_nodes": call.group.num_nodes, "num_ranks": call.group.num_ranks,
-                "time_us": time_us, "exposed_us": min(exposed * noise, time_us),
-                "system": "simulated", "sweep": "job", "source": "simulator",
-                "ranks_seen": call.group.num_ranks, "ranks_timed": call.group.num_ranks,
-            }
-        )  # fmt: skip
-        step_us.append(float(ran.lasted_us[0]) + exposed * (noise - 1.0))
-        clock += step_us[-1]
-        communication += float(ran.true_us[0])
-        truly += float(ran.lasted_us[0])
-        step += place == len(world.order) - 1
-    calls = pl.DataFrame(rows)
-    steps = calls.with_columns(step_us=pl.Series(step_us)).group_by(
-        "run", "step", maintain_order=True
+    number = int(jobs.place[0]) + np.arange(num_calls)
+    ran = [jobs.step(actions[jobs.key]) for _ in range(num_calls)]
+    step, place = np.divmod(number, len(world.order))
+    key = world.order[place]
+    true_us, measured_us, lasted_us = (
+        np.array([getattr(each, name)[0] for each in ran])
+        for name in ("true_us", "measured_us", "lasted_us")
     )
+    beside_us = world.beside_us[place]
+    ends_us = beside_us / world.compute_speed[key, actions[key]]
+    # Beside no compute is all of a call, or what is left of it when the compute beside it ends.
+    exposed_us = np.clip(lasted_us - world.before_us[place] - ends_us, 0.0, true_us)
+    waits_us = np.minimum(world.contention.held_us, beside_us / 4.0)
+    exposed_us[ends_us >= waits_us + true_us] = 0.0
+    noise = measured_us / true_us
+    step_us = lasted_us + exposed_us * (noise - 1.0)
+    begins_us = np.cumsum(step_us) - step_us
+    kinds = [
+        {
+            "group": f"{call.group.num_nodes}x{call.group.ranks_per_node}",
+            "collective": call.collective.wire, "size_bytes": call.size_bytes,
+            "num_nodes": call.group.num_nodes, "num_ranks": call.group.num_ranks,
+            "ranks_seen": call.group.num_ranks, "ranks_timed": call.group.num_ranks,
+            "run": f"job-{seed}", "system": "simulated", "sweep": "job", "source": "simulator",
+        }
+        for call in world.keys
+    ]  # fmt: skip
+    calls = pl.DataFrame(kinds)[key].with_columns(
+        sequence=pl.Series(np.arange(num_calls)),
+        step=pl.Series(step),
+        timestamp=_BEGIN + pl.duration(microseconds=pl.Series(np.rint(begins_us).astype(int))),
+        time_us=pl.Series(measured_us),
+        exposed_us=pl.Series(np.minimum(exposed_us * noise, measured_us)),
+    )
+    steps = calls.with_columns(step_us=pl.Series(step_us)).group_by("run", "step")
     told = steps.agg(
         pl.sum("step_us", "exposed_us"),
         communication_us=pl.sum("time_us"),
+        compute_us=pl.sum("step_us") - pl.sum("exposed_us"),
         idle_us=pl.lit(0.0),
         source_file=pl.lit("job"),
-    ).with_columns(compute_us=pl.col("step_us") - pl.col("exposed_us"))
+    )
     empty = pl.DataFrame(CALLS.empty_table())
-    return Played(pl.concat([empty, calls], how="diagonal_relaxed"), told, communication, truly)
-
-
-def exposed_us(world: World, place: int, ran: CallResults) -> float:
-    """What of a call runs beside no compute: all, or from the end of the compute beside it on."""
-    beside, call = float(world.beside_us[place]), float(ran.true_us[0])
-    if beside == 0.0:
-        return call
-    waiting = min(world.contention.held_us, beside / 4.0)
-    speed = float(world.compute_speed[int(ran.key[0]), int(ran.action[0])])
-    compute_ends = beside / speed
-    whole = float(ran.lasted_us[0]) - float(world.before_us[place])
-    return min(call, max(0.0, whole - compute_ends)) if compute_ends < waiting + call else 0.0
+    calls = pl.concat([empty, calls], how="diagonal_relaxed")
+    return Played(calls, told.sort("step"), float(true_us.sum()), float(lasted_us.sum()))
 
 
 if __name__ == "__main__":
