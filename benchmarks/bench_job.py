@@ -16,7 +16,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -206,7 +206,7 @@ def play(world: World, actions: Ints, seed: int, num_calls: int) -> Played:
     calls = pl.DataFrame(kinds)[key].with_columns(
         sequence=pl.Series(np.arange(num_calls)),
         step=pl.Series(step),
-        timestamp=_BEGIN + pl.duration(microseconds=pl.Series(np.rint(begins_us).astype(int))),
+        timestamp=pl.Series([_BEGIN + timedelta(microseconds=us) for us in begins_us.tolist()]),
         time_us=pl.Series(measured_us),
         exposed_us=pl.Series(np.minimum(exposed_us * noise, measured_us)),
     )

@@ -100,8 +100,8 @@ def _measured(key: Mapping[str, Any], frame: pl.DataFrame) -> Measured:
     has = ~np.isnan(log_times).all(axis=2)
     full = has[:, 0] & (has[:, 1:].sum(axis=1) >= 2)
     octaves = len(np.unique(np.floor(np.log2(sizes))[full]))
-    told = " ".join([name, *beside]), collective, shape, tuple(sizes), configs, log_times
-    return Measured(*told, has_octaves=octaves >= 3)
+    name = " ".join([name, *beside])
+    return Measured(name, collective, shape, tuple(sizes), configs, log_times, octaves >= 3)
 
 
 def _requested(row: Mapping[str, Any]) -> Config:
