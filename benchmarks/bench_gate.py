@@ -30,18 +30,18 @@ import numpy.typing as npt
 import polars as pl
 from harness import parallel, write_result
 from judge_worlds import perturbed
-from learning_grids import NO_NOISE
+from learning_sweeps import NO_NOISE
 from scipy import stats
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import noise_bands, task_grid, tuned
 from dynamiccl.datasets.features import TUNED, Observations
-from dynamiccl.datasets.manifest import Slack, find_supports
+from dynamiccl.datasets.manifest import Slack
 from dynamiccl.datasets.questions import table_bins
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.evidence import Cell, FreshRuns, Verdict
+from dynamiccl.evaluate.evidence import FreshRuns, Verdict
 from dynamiccl.evaluate.gate import DEFAULT_Q, pass_gate
 from dynamiccl.sizes import size_bin
 from tests.policies import hand_made_manifest
@@ -79,31 +79,24 @@ Times = npt.NDArray[np.float64]
 Wanted = Mapping[int, tuple[int, float]]
 
 
-def main() -> None:
-    """Both parts."""
+def gate_figures() -> dict[str, float]:
+    """All parts."""
     many = 5 if os.environ.get("FULL") else 1
-    drawn = drawn_gates(1000 * many) | slack_gates(1000 * many)
-    write_result("gate", small_sweeps(20 * many) | drawn)
+    return small_sweeps(20 * many) | drawn_gates(1000 * many) | slack_gates(1000 * many)
 
 
 class WantedConfigs:
     """A policy of one shape that wants one config in each of some size bins of AllReduce."""
 
-    def __init__(self, frame: pl.DataFrame, catalogue: Catalogue, wanted: Wanted) -> None:
+    def __init__(self, frame: pl.DataFrame, wanted: Wanted) -> None:
         """`frame` is what it was made from."""
-        bands = noise_bands(tuned(frame))
-        supports = find_supports(frame, catalogue, bands)
+        made = hand_made_manifest(frame, noise_bands(tuned(frame)))
         self._wanted = [
             wanted.get(each, (0, 0.0)) if collective.wire == "AllReduce" else (0, 0.0)
             for collective in TUNED
-            for each in table_bins(supports[0])
+            for each in table_bins(made.supports[0])
         ]
-        self.manifest = replace(
-            hand_made_manifest(frame, bands),
-            catalogue=catalogue.to_json(),
-            supports=supports,
-            abstain_margin=0.0,
-        )
+        self.manifest = replace(made, abstain_margin=0.0)
 
     def act(self, _: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """(N,) the wanted actions, where they are allowed."""
@@ -121,10 +114,10 @@ class WantedConfigs:
         return values
 
 
-def passed(policy: WantedConfigs, fresh: pl.DataFrame) -> list[Cell]:
+def passed(policy: WantedConfigs, fresh: pl.DataFrame) -> set[int]:
     """The bins that pass a gate at the default rate."""
     gated = pass_gate(policy, fresh)  # type: ignore[arg-type]
-    return [cell for cell in gated.cells if cell.verdict is Verdict.PASSED]
+    return {cell.bin for cell in gated.cells if cell.verdict is Verdict.PASSED}
 
 
 def small_sweeps(machines: int) -> dict[str, float]:
@@ -159,8 +152,8 @@ def _small_sweep(number: int, out: Path) -> tuple[float, float, int, int]:
     predicted = seen.default_us / seen.chosen_us(best) - 1.0
     wanted = {b: (int(a), float(g)) for b, a, g in zip(bins, best, predicted, strict=True) if a}
     gains = np.log(truth.default_us / truth.chosen_us(best))
-    policy = WantedConfigs(trained, catalogue, wanted)
-    let = {cell.bin for cell in passed(policy, fresh)}
+    policy = WantedConfigs(trained, wanted)
+    let = passed(policy, fresh)
     # One standard deviation for all bins of a machine: three runs do not tell that of each.
     runs, [support] = FreshRuns(fresh, catalogue), policy.manifest.supports
     by_run = [runs.gains(support, "AllReduce", [b], a) for b, (a, _) in wanted.items()]
@@ -174,8 +167,7 @@ def _small_sweep(number: int, out: Path) -> tuple[float, float, int, int]:
 
 def drawn_gates(gates: int) -> dict[str, float]:
     """Bins that pass, and those of them without a gain, over gates with noise of all kinds."""
-    parts = [(range(first, first + _PART),) for first in range(0, gates, _PART)]
-    found = np.concatenate([counts for _, counts in parallel(judge_drawn, parts)])
+    found = _judge_all(gates)
     num_passed, num_false = map(int, found.sum(axis=0))
     return {
         "gate_gates": gates,
@@ -189,18 +181,20 @@ def drawn_gates(gates: int) -> dict[str, float]:
 
 def slack_gates(gates: int) -> dict[str, float]:
     """The share of gates for non-inferiority that let a loss of just the slack pass."""
-    parts = [(range(first, first + _PART), 0.05) for first in range(0, gates, _PART)]
-    found = np.concatenate([counts for _, counts in parallel(judge_drawn, parts)])
-    return {"gate_slack_false_passes": float((found[:, 0] > 0).mean())}
+    return {"gate_slack_false_passes": float((_judge_all(gates, 0.05)[:, 0] > 0).mean())}
 
 
-def judge_drawn(seeds: range, slack: float | None = None) -> npt.NDArray[np.int64]:
+def _judge_all(gates: int, slack: float | None = None) -> npt.NDArray[np.int64]:
+    parts = [(range(first, first + _PART), slack) for first in range(0, gates, _PART)]
+    return np.concatenate([counts for _, counts in parallel(judge_drawn, parts)])
+
+
+def judge_drawn(seeds: range, slack: float | None) -> npt.NDArray[np.int64]:
     """(gates, 2) bins that pass, and those of them whose true gain is not above 0.
 
     With a `slack` (a share) all lose just that, and the config takes fewer channels.
     """
     trained = _frame("trained", 1)
-    catalogue = Catalogue.from_frame(trained)
     fresh = {repeats: _frame("fresh", repeats) for repeats in (1, 4)}
     counts = []
     for seed in seeds:
@@ -214,10 +208,10 @@ def judge_drawn(seeds: range, slack: float | None = None) -> npt.NDArray[np.int6
         wanted = {size_bin(s): (1, float(g)) for s, g in zip(SIZES, predicted, strict=True)}
         times = pl.Series("time_us", 100.0 * np.exp(logs.ravel()))
         judged = fresh[logs.shape[-1]].with_columns(times)
-        policy = WantedConfigs(trained, catalogue, wanted)
+        policy = WantedConfigs(trained, wanted)
         rule = None if slack is None else Slack(slack, "all", None)
         policy.manifest = replace(policy.manifest, slack=rule)
-        let = {cell.bin for cell in passed(policy, judged)}
+        let = passed(policy, judged)
         false = sum(size_bin(s) in let for s, g in zip(SIZES, gains, strict=True) if g <= 0.0)
         counts.append((len(let), false))
     return np.array(counts)
@@ -263,4 +257,4 @@ def _frame(sweep: str, repeats: int) -> pl.DataFrame:
 
 
 if __name__ == "__main__":
-    main()
+    write_result("gate", gate_figures())

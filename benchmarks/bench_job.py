@@ -16,17 +16,19 @@ import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import numpy as np
-import numpy.typing as npt
+import polars as pl
 from harness import write_result
-from job_traces import as_calls, play
 
 from dynamiccl.collect.simulated import simulate
+from dynamiccl.datasets.schema import CALLS
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate.job import NCCL_OWN, TABLE, Answer, Estimate, Verdict, answer
+from dynamiccl.drawn_worlds import Ints
+from dynamiccl.evaluate.job import NCCL_OWN, TABLE, Answer, Verdict, answer
 from dynamiccl.evaluate.job_calls import Measured, job_of
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.record_jobs import all_configs
@@ -39,6 +41,7 @@ from dynamiccl.sizes import size_bin
 
 #: Seeds below are for choosing settings; what is written was judged on those from here on.
 JUDGED_FROM: Final = 5000
+_BEGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 #: A true saving that is worth telling: share of the step.
 WORTH: Final = 0.02
 SHAPE: Final = Group(4, 8)
@@ -63,51 +66,28 @@ noise_sigma = 0.02
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """One job: what was told, and the truth, as shares saved."""
-
-    verdict: Verdict
-    communication: tuple[Estimate, float]
-    step: tuple[Estimate, float]
-    acts: bool
-
-    @property
-    def false_gain(self) -> bool:
-        """Whether it says that there is a gain where there is none."""
-        told, truth = self.step
-        return self.verdict == "gain" and truth <= 0.0 < told.low
-
-
-def holds(pair: tuple[Estimate, float]) -> bool:
-    """Whether the interval contains the truth."""
-    told, truth = pair
-    return told.low - 1e-9 <= truth <= told.high + 1e-9
-
-
 def main() -> None:
     """Judge all jobs."""
     jobs = list(simulated(JUDGED_FROM, 60 if os.environ.get("FULL") else 12))
-    acting = [job for job in jobs if job.acts]
-    figures: dict[str, float | int | str | None] = {}
-    pairs: dict[str, list[tuple[Estimate, float]]] = {
-        "communication": [j.communication for j in acting],
-        "step": [j.step for j in acting],
-    }
-    for name, told in pairs.items():
-        figures[f"job_coverage_{name}"] = float(np.mean([holds(each) for each in told]))
-        figures[f"job_jobs_{name}"] = len(told)
+    acting = [job for job in jobs if job["acts"]]
+    figures: dict[str, float | int | str | None] = {"job_jobs": len(acting)}
+    for name in ("communication", "step"):
+        held = [
+            job[name].low - 1e-9 <= job[f"{name}_truth"] <= job[name].high + 1e-9 for job in acting
+        ]
+        figures[f"job_coverage_{name}"] = float(np.mean(held))
     for verdict in get_args(Verdict):
-        said = sum(job.verdict == verdict for job in jobs)
+        said = sum(job["verdict"] == verdict for job in jobs)
         figures[f"job_said_{verdict.replace('-', '_')}"] = said
-    able = [job.verdict == "gain" for job in jobs if job.step[1] > WORTH]
+    gains = [job for job in jobs if job["verdict"] == "gain"]
+    able = [job["verdict"] == "gain" for job in jobs if job["step_truth"] > WORTH]
     figures["job_jobs_with_a_gain"] = len(able)
     figures["job_gains_said"] = float(np.mean(able)) if able else None
-    figures["job_false_gains"] = sum(job.false_gain for job in jobs)
-    write_result("job", figures)
+    false = [job for job in gains if job["step_truth"] <= 0.0 < job["step"].low]
+    write_result("job", figures | {"job_false_gains": len(false)})
 
 
-def simulated(first: int, sweeps: int) -> Iterator[Judged]:
+def simulated(first: int, sweeps: int) -> Iterator[dict[str, Any]]:
     """Jobs in the simulator: each sweep with every scenario, on shipped and drawn workloads."""
     system = find_system("h100-ib")
     for number in range(sweeps):
@@ -147,23 +127,23 @@ def drawn(random: np.random.Generator) -> Workload:
     return Workload("drawn", tuple(calls))
 
 
-def judge_simulated(world: World, known: Measured, seed: int) -> Judged:
-    """What is told of one job, against the job under the table."""
+def judge_simulated(world: World, known: Measured, seed: int) -> dict[str, Any]:
+    """What is told of one job, and the truth, the job under the table, as shares saved."""
     calls = max(6 * len(world.order), 600)
     own = play(world, np.zeros(len(world.keys), dtype=np.int64), seed, calls)
-    found = answer(job_of(as_calls(own.calls), own.steps, SHAPE.ranks_per_node), known)
-    table = play(world, table_of(found, world), seed, calls)
-    arm = found.arms[TABLE]
-    assert arm.step is not None
-    return Judged(
-        found.told["verdict"],
-        (arm.communication, 1.0 - table.communication_us / own.communication_us),
-        (arm.step, 1.0 - table.job_us / own.job_us),
-        any(kind["better_config"] not in {None, NCCL_OWN} for kind in arm.kinds),
-    )
+    found = answer(job_of(own.calls, own.steps, SHAPE.ranks_per_node), known)
+    table, arm = play(world, table_of(found, world), seed, calls), found.arms[TABLE]
+    return {
+        "verdict": found.told["verdict"],
+        "communication": arm.communication,
+        "communication_truth": 1.0 - table.communication_us / own.communication_us,
+        "step": arm.step,
+        "step_truth": 1.0 - table.job_us / own.job_us,
+        "acts": any(kind["better_config"] not in {None, NCCL_OWN} for kind in arm.kinds),
+    }
 
 
-def table_of(found: Answer, world: World) -> npt.NDArray[np.int64]:
+def table_of(found: Answer, world: World) -> Ints:
     """(keys,) the actions of the table that an answer is about."""
     actions = np.zeros(len(world.keys), dtype=np.int64)
     for kind in found.arms[TABLE].kinds:
@@ -175,6 +155,72 @@ def table_of(found: Answer, world: World) -> npt.NDArray[np.int64]:
                 config = kind["better_config"]
                 actions[key] = 0 if config in {None, NCCL_OWN} else keys.index(config)
     return actions
+
+
+# --- a job as it runs ---
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A job's calls and what they came to, us of true times."""
+
+    calls: pl.DataFrame
+    steps: pl.DataFrame
+    communication_us: float
+    job_us: float
+
+
+def play(world: World, actions: Ints, seed: int, num_calls: int) -> Played:
+    """Play one job under `actions` (keys,), 0 being NCCL's own choice; times of all ranks known.
+
+    Of equal seeds surroundings, noise and compute are the same: a difference is the actions'.
+    """
+    jobs = world.jobs(1, seed)
+    number = int(jobs.place[0]) + np.arange(num_calls)
+    ran = [jobs.step(actions[jobs.key]) for _ in range(num_calls)]
+    step, place = np.divmod(number, len(world.order))
+    key = world.order[place]
+    true_us, measured_us, lasted_us = (
+        np.array([getattr(each, name)[0] for each in ran])
+        for name in ("true_us", "measured_us", "lasted_us")
+    )
+    beside_us = world.beside_us[place]
+    ends_us = beside_us / world.compute_speed[key, actions[key]]
+    # Beside no compute is all of a call, or what is left of it when the compute beside it ends.
+    exposed_us = np.clip(lasted_us - world.before_us[place] - ends_us, 0.0, true_us)
+    waits_us = np.minimum(world.contention.held_us, beside_us / 4.0)
+    exposed_us[ends_us >= waits_us + true_us] = 0.0
+    noise = measured_us / true_us
+    step_us = lasted_us + exposed_us * (noise - 1.0)
+    begins_us = np.cumsum(step_us) - step_us
+    kinds = [
+        {
+            "group": f"{call.group.num_nodes}x{call.group.ranks_per_node}",
+            "collective": call.collective.wire, "size_bytes": call.size_bytes,
+            "num_nodes": call.group.num_nodes, "num_ranks": call.group.num_ranks,
+            "ranks_seen": call.group.num_ranks, "ranks_timed": call.group.num_ranks,
+            "run": f"job-{seed}", "system": "simulated", "sweep": "job", "source": "simulator",
+        }
+        for call in world.keys
+    ]  # fmt: skip
+    calls = pl.DataFrame(kinds)[key].with_columns(
+        sequence=pl.Series(np.arange(num_calls)),
+        step=pl.Series(step),
+        timestamp=pl.Series([_BEGIN + timedelta(microseconds=us) for us in begins_us.tolist()]),
+        time_us=pl.Series(measured_us),
+        exposed_us=pl.Series(np.minimum(exposed_us * noise, measured_us)),
+    )
+    steps = calls.with_columns(step_us=pl.Series(step_us)).group_by("run", "step")
+    told = steps.agg(
+        pl.sum("step_us", "exposed_us"),
+        communication_us=pl.sum("time_us"),
+        compute_us=pl.sum("step_us") - pl.sum("exposed_us"),
+        idle_us=pl.lit(0.0),
+        source_file=pl.lit("job"),
+    )
+    empty = pl.DataFrame(CALLS.empty_table())
+    calls = pl.concat([empty, calls], how="diagonal_relaxed")
+    return Played(calls, told.sort("step"), float(true_us.sum()), float(lasted_us.sum()))
 
 
 if __name__ == "__main__":

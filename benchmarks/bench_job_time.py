@@ -7,11 +7,9 @@ Truth is the simulator's law (system.py) on four systems: ddp, fsdp, phi-2 and l
 as long as was fitted; `held_0`, not at all; both again with AllGather's channels `kept` at NCCL's
 own (2.29 and 2.30 drop them); `waves`, compute loses whole waves of tiles; `memory`, compute loses
 bandwidth and no multiprocessors. Nobody may raise channels above NCCL's own, as from 2.31 on. The
-rules and their noise are in job_rules.py. Of what needs no tuner only CTA_POLICY=EFFICIENCY with
-registered buffers is told: AllGather and ReduceScatter take NVLS where that has no more channels
-(2.30.7 `enqueue.cc:2152`; off while a tuner is loaded), NVLS in a node those of `nvls.cc:1089`. It
-is given NVLS's time with all its channels, since what registering saves, and fewer channels cost,
-is in no table here: a bound. CTA_POLICY=ZERO is null, copy engines are not modelled.
+rules and their noise are in job_rules.py. Of CTA_POLICY, which needs no tuner, nothing can be told:
+registered buffers and copy engines are in no table. What they do, and the measured rows of eight
+A100, commit f5db708e has last.
 Figures are shares of NCCL's job time; intervals are 95 % bootstraps over cases.
 
     share_of_ceiling        saved by ours over saved by the best for the job: mean of 16 cases,
@@ -22,12 +20,7 @@ Figures are shares of NCCL's job time; intervals are 95 % bootstraps over cases.
     slack_loss_over_bound   waves and memory: what 5 % slack loses to call by call, less 5 % of the
                             hidden calls' share of the job: at most 0 where it keeps its promise
 
-The A100 rows (8 x A100, single means of whole iterations) judge channels only, without a verdict.
-Each of five algorithms chooses by its own rows, and the other four say, paired, what an iteration
-with so many channels takes over one with 24. A call alone lasts as on the simulated system, longer
-with fewer channels by what iterations with the call *after* compute are; a search like Lagom's
-takes the shortest iteration; ours has one multiprocessor a channel as the loss (nobody measured
-it), and what is exposed by the difference of iterations. Writes out/bench/job_time.json.
+Writes out/bench/job_time.json.
 """
 
 import copy
@@ -37,20 +30,15 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-import polars as pl
-from harness import ROOT, write_result
-from job_rules import DRAWS, QUIET, Job, Measured, choices, least_sure
-from rich.console import Console
-from rich.table import Table
+from harness import write_result
+from job_rules import QUIET, Job, Measured, choices
 
-from dynamiccl.datasets.objective import fewest_within
 from dynamiccl.drawn_worlds import Floats, Ints
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
-from dynamiccl.simulator.system import Call, Contention, Group, Parts
+from dynamiccl.simulator.system import Contention, Group, Parts
 from dynamiccl.simulator.systems import System, find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload, make_workload
 from dynamiccl.simulator.world import World
-from dynamiccl.train.study import student_interval
 
 PLACES: Final[Mapping[str, tuple[str, Group]]] = {
     "a100": ("a100-nvswitch", Group(1, 8)),
@@ -61,21 +49,11 @@ PLACES: Final[Mapping[str, tuple[str, Group]]] = {
 OVERLAPPED: Final = ("ddp", "fsdp", "phi-2", "llama-3")
 WAITING: Final = ("megatron", "moe", "decode")
 COUNTS: Final = (None, 1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)
-#: The last stands for NVLS on registered buffers, which nobody can ask for.
-CONFIGS: Final = (
-    ABSTAIN,
-    *(Config(a, p, n) for a in Algorithm for p in Protocol for n in COUNTS),
-    Config(Algorithm.NVLS, Protocol.Simple),
-)
-#: Channels x ranks of a node there, before Blackwell and from it on (2.30.7 `nvls.cc:1089`).
-NVLS_CHANNELS: Final = {"AllReduce": (32, 64), "ReduceScatter": (40, 48), "AllGather": (32, 32)}
+CONFIGS: Final = (ABSTAIN, *(Config(a, p, n) for a in Algorithm for p in Protocol for n in COUNTS))
 HELD: Final = ("held", "held_kept", "held_0", "held_0_kept")
 SWEEPS: Final = 10
 #: Settings of ours were chosen on sweeps 0 to 2 and 500 to 524.
 JUDGED_FROM: Final = 100
-A100_ROWS: Final = ROOT.parent / "shared" / "data" / "sweeps" / "a100_channels_overlap.csv"
-#: Channels of NCCL's own choice there (all-reduce on eight A100, sm80).
-A100_CHANNELS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +81,10 @@ WORLDS: Final[Mapping[str, Callable[[Contention], Contention]]] = {
 
 
 def world_of(system: System, calls: Sequence[WorkCall]) -> World:
-    """A job's calls, each once; the last action is NVLS on registered buffers."""
+    """A job's calls, each once."""
     world = World(system, Workload("job", tuple(calls)), CONFIGS, QUIET)
     if len(world.keys) != len(calls):
         raise ValueError("one task is called beside different compute: a table cannot tell them")
-    blackwell = float(system.environment.get("compute_capability") or 0.0) >= 10.0
-    for key, call in enumerate(world.keys):
-        many = NVLS_CHANNELS[call.collective.wire][blackwell]
-        world.num_channels[key, -1] = -(-many // call.group.ranks_per_node)
     return world
 
 
@@ -124,11 +98,9 @@ def job_of(base: World, counts: Ints, name: str, *, kept: bool = False) -> Job:
     allowed &= world.stream == actions
     plays = allowed.copy()
     for number, call in enumerate(world.keys):
-        plays[number, -1] = world.mask[number, -1] and call.group.num_nodes == 1
         for action in np.flatnonzero(plays[number]).tolist():
             parts = base.system.parts(call, CONFIGS[action])
-            ran = replace(parts, num_channels=int(world.num_channels[number, action]))
-            world.compute_speed[number, action] = law.compute_speed(ran, call.size_bytes)
+            world.compute_speed[number, action] = law.compute_speed(parts, call.size_bytes)
         if kept and call.collective is Collective.AllGather:
             own = [a for a, config in enumerate(CONFIGS) if config.num_channels is None]
             allowed[number] &= np.isin(actions, world.stream[number, own])
@@ -193,51 +165,6 @@ def rule_table(cases: Mapping[str, Played]) -> dict[str, Any]:
     return table
 
 
-def measured_rows(system: System) -> dict[str, Any] | None:
-    """By rule and condition: change of the A100 iterations; None where the rows are not at hand."""
-    if not A100_ROWS.is_file():
-        return None
-    frame = pl.read_csv(A100_ROWS).filter(pl.col("num_channels") <= A100_CHANNELS)
-    frame = frame.sort("num_channels", "algorithm", "protocol", descending=[True, False, False])
-    channels = np.tile(frame["num_channels"].unique(maintain_order=True).to_numpy(), (5, 1))
-    # (5 algorithms, channels) of each condition, NCCL's own number first.
-    us = {
-        (str(mode), int(str(size))): part["time_us"].to_numpy().reshape(channels.T.shape).T
-        for (mode, size), part in frame.group_by("mode", "size_bytes")
-    }
-    found: dict[str, dict[str, Any]] = {}
-    for (mode, size), took_us in us.items():
-        if mode == "sequential":
-            continue
-        after_us = us["sequential", size]
-        own_us = system.parts(Call(Group(1, 8), Collective.AllReduce, size), ABSTAIN).quiet_us
-        longer_us = after_us - after_us[:, :1]
-        alone_us = np.maximum(own_us + longer_us, 1.0)
-        picks = {
-            "nccl": np.zeros(len(took_us), dtype=np.int64),
-            "call": fewest_within(alone_us, channels, 0.0),
-            **{f"slack_{n}": fewest_within(alone_us, channels, n / 100.0) for n in (1, 5, 10)},
-            "lagom": took_us.argmin(axis=1),
-        }
-        # Only iterations of matrices of 4,096 were measured with the call after them, too.
-        if mode in {"overlap", "compute_default"}:
-            draws = np.random.default_rng(0).standard_normal((DRAWS, 1, channels.shape[1]))
-            compute_us = after_us[:, 0] - own_us
-            exposed_us = np.clip(took_us[:, 0] - compute_us, 0.0, own_us)
-            beside_us = np.where(exposed_us > 0.0, own_us - exposed_us, compute_us)
-            drawn_us = np.maximum(alone_us + draws * longer_us.std(axis=0), 1.0)
-            kernel_us = np.full(len(took_us), own_us)
-            picks["job"] = least_sure(drawn_us, channels / system.num_sms, kernel_us, beside_us)
-        for rule, chosen in picks.items():
-            change = np.log(took_us[:, chosen] / took_us[:, :1])  # judged, chosen on
-            np.fill_diagonal(change, np.nan)
-            of_each = np.nanmean(change, axis=1)
-            low, high = student_interval(of_each)
-            row = {"mean": float(of_each.mean()), "lo": low, "hi": high}
-            found.setdefault(rule, {})[f"{mode} {size >> 20}M"] = row
-    return found
-
-
 def main() -> None:
     """Play all worlds, and write."""
     played: dict[str, dict[str, dict[str, Played]]] = {}
@@ -271,26 +198,9 @@ def main() -> None:
         "slack_share_of_ceiling": min(r["slack_5"]["share_of_ceiling"]["mean"] for r in held),
         "exposed_cost": max(exposed),
         "slack_loss_over_bound": max(over_bound),
-        "cta_policy_zero": None,
-        "cta_policy_zero_is_null_because": "the simulator has no copy engines",
         "sweeps": SWEEPS,
     }
-    show(tables)
-    tables["a100_rows"] = measured_rows(find_system("a100-nvswitch"))
     write_result("job_time", figures, tables=tables)
-
-
-def show(tables: Mapping[str, Any]) -> None:
-    """Print what each rule saves, by world."""
-    by_world = {f"{world} {kind}": of for world in tables for kind, of in tables[world].items()}
-    shown = Table("rule, % saved", *by_world, "slowest", "iterations")
-    for rule in tables[HELD[0]]["overlapped"]:
-        rows = [of[rule] for of in by_world.values()]
-        cells = [f"{100 * row['saved']['mean']:.2f}" for row in rows]
-        slowest = f"{100 * max(row['slowest'] for row in rows):.2f}"
-        spent = f"{np.mean([row['iterations_spent'] for row in rows]):.0f}"
-        shown.add_row(rule, *cells, slowest, spent)
-    Console(width=200).print(shown)
 
 
 if __name__ == "__main__":

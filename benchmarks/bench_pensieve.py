@@ -337,7 +337,7 @@ def machines() -> Figures:
     ways = (("a100-nvswitch", "b300-nvlink"), ("b300-nvlink", "a100-nvswitch"))
     jobs = [(*way, each, seed) for way in ways for each in DISTINCT for seed in range(SEEDS)]
     rows = {"transfer": [row for _, row in sorted(parallel(transferred, jobs), key=str)]}
-    tables = [table for table in public_tables()[0] if " rtx5090-sockets-2x1 " in table.name]
+    tables = [table for table in public_tables() if " rtx5090-sockets-2x1 " in table.name]
     rows["measured"] = [row for table in tables for row in on_repeats(table, "rtx5090-sockets")]
     figures = Figures({f"{part}_rows": len(found) for part, found in rows.items()})
     for part, name in [(part, name) for part, found in rows.items() for name in (*found, {})[0]]:

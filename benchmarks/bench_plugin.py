@@ -36,6 +36,7 @@ import secrets
 import statistics
 import subprocess
 import tempfile
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -90,10 +91,14 @@ def figures_of(command: list[str], environment: dict[str, str]) -> dict[str, Any
     return figures
 
 
+def uniform_table(num_ranks: int) -> DecisionTable:
+    """Every bin has one Config."""
+    rows = [[Config(Algorithm.Ring, Protocol.Simple, 8)] * MAX_BINS] * 5
+    return DecisionTable.from_configs(rows, num_nodes=1, num_ranks=num_ranks)
+
+
 def measure_tuner(build_dir: Path) -> dict[str, float]:
     """Figures of the tuner of a job."""
-    ring = Config(Algorithm.Ring, Protocol.Simple, 8)
-    uniform = [[ring] * MAX_BINS] * 5
     with tempfile.TemporaryDirectory() as folder:
         full = tuner_environment(Path(folder) / "full", full_table(1))
         figures = figures_of(
@@ -106,8 +111,7 @@ def measure_tuner(build_dir: Path) -> dict[str, float]:
             ("tcp", 1000, 4, 3),
             ("tcp", 10_000, 8, 1),
         ):
-            table = DecisionTable.from_configs(uniform, num_nodes=1, num_ranks=ranks)
-            environment = tuner_environment(Path(folder) / f"{way}-{ranks}", table)
+            environment = tuner_environment(Path(folder) / f"{way}-{ranks}", uniform_table(ranks))
             if way == "tcp":
                 environment |= start_arbiter(build_dir, environment)
             command = [str(build_dir / "init_ranks"), str(build_dir / TUNER_NAME)]
@@ -182,14 +186,11 @@ def source_lines(build_dir: Path) -> dict[str, int]:
 
 def measure_adaptive(build_dir: Path) -> dict[str, float]:
     """One call of getCollInfo of the library of mode adaptive, and one stop."""
-    ring = Config(Algorithm.Ring, Protocol.Simple, 8)
     library = str(build_dir / ADAPTIVE_NAME)
     with tempfile.TemporaryDirectory() as folder:
 
         def run(program: str, ranks: int, *options: str) -> dict[str, Any]:
-            rows = [[ring] * MAX_BINS] * 5
-            table = DecisionTable.from_configs(rows, num_nodes=1, num_ranks=ranks)
-            environment = tuner_environment(Path(folder) / program, table)
+            environment = tuner_environment(Path(folder) / program, uniform_table(ranks))
             environment |= {"DYNAMICCL_STOP_PERCENT": "100", "DYNAMICCL_METRICS_DIR": folder}
             environment |= start_arbiter(build_dir, environment)
             return figures_of([str(build_dir / program), library, *options], environment)
@@ -199,14 +200,19 @@ def measure_adaptive(build_dir: Path) -> dict[str, float]:
         played = run("play_job", 8, *job)
         if played["disagreements"] or played["errors"]:
             raise RuntimeError(f"{played['disagreements']} disagreements: see play_job")
-        [counters] = Path(folder).glob("*.prom")  # of the one job that has stops
-        told = dict(re.findall(r"^(\w+)\{.*\} (\d+)$", counters.read_text(), re.MULTILINE))
-    stops = int(told["dynamiccl_stops_agreed"])
+        told = counters_of(Path(folder))
     return {
         "adaptive_getcollinfo_p50_ns": of_call["getcollinfo_p50_ns"],
         "adaptive_getcollinfo_p99_ns": of_call["getcollinfo_p99_ns"],
-        "stop_8_ranks_ms": int(told["dynamiccl_waited_us"]) / stops / US_PER_MS,
+        "stop_8_ranks_ms": told["waited_us"] / told["stops_agreed"] / US_PER_MS,
     }
+
+
+def counters_of(folder: Path) -> dict[str, int]:
+    """The counters of the one leader that wrote there."""
+    [counters] = folder.glob("*.prom")
+    found = re.findall(r"^dynamiccl_(\w+)\{.*\} (\d+)$", counters.read_text(), re.MULTILINE)
+    return {name: int(value) for name, value in found}
 
 
 def build_for_tests() -> Path:
@@ -253,20 +259,18 @@ def measure_leader() -> dict[str, float | None]:
                 arbiter = stack.enter_context(Arbiter(program, setting.job, 10_000, leader))
                 ranks |= setting.by_arbiter(arbiter.address) | KNOWN
             library = build_dir / (ADAPTIVE_NAME if arbiter else TUNER_NAME)
-            before = os.times()
+            before, began = os.times(), time.monotonic()
             job = play(build_dir / "play_rank", library, environment=ranks, **LEADER_JOB)
+            wall_s = time.monotonic() - began
             own_s = sum(os.times()[2:4]) - sum(before[2:4])
             if not job.is_sound:
                 raise RuntimeError(f"the job did not play well: {job}")
             figures[f"leader_{mode}_ranks_us_a_call"] = 1e6 * own_s / job.calls
             if arbiter:
                 spent_s = sum(map(cpu_s, arbiter.processes()))
-                [counters] = folder.glob("*.prom")
-                [waited_us] = re.findall(
-                    r"^dynamiccl_waited_us\{.*\} (\d+)$", counters.read_text(), re.M
-                )
-                figures[f"leader_{mode}_core"] = spent_s / job.wall_s
-                figures[f"leader_{mode}_waited"] = int(waited_us) / 1e6 / job.wall_s
+                figures[f"leader_{mode}_core"] = spent_s / wall_s
+                waited_s = counters_of(folder)["waited_us"] / 1e6
+                figures[f"leader_{mode}_waited"] = waited_s / wall_s
     return figures
 
 

@@ -1,20 +1,19 @@
-"""Detection delay and false alarms of the Trigger and of rival detectors.
+"""Detection delay and false alarms of the Trigger, and of a CUSUM of clipped calls.
 
     python benchmarks/bench_trigger.py
 
 A made-up site: keys whose log times have t3 noise of robust sigma 0.02 to 0.5, and a second one
 whose noise is autocorrelated as well. On each a Trigger is trained and calibrated as
-`dynamiccl-train trigger` does it, for 0.5 false alarms in 100,000 calls, and so is every rival.
+`dynamiccl-train trigger` does it, for 0.5 false alarms in 100,000 calls, and so is the rival.
 Then fresh streams: 256 quiet calls that are known to be quiet, and from then on quiet calls, of
 which all alarms are false, or a slowdown that stays. Writes out/bench/trigger.json:
 
     false_alarms_per_1e5, delay_1_5x_calls, delay_1_15x_calls      ours at sigma 0.1, medians
-    ewma_..., clipped_cusum_..., pelt_...                          the same of the rivals
-    sigma_S_... and RIVAL_sigma_S_...                              the same at other sigmas
+    clipped_cusum_...                                              the same of the rival
+    sigma_S_... and clipped_cusum_sigma_S_...                      the same at other sigmas
     autocorrelated_...                                             the second site, sigma 0.1
 
-null is a median delay of more than HORIZON calls. PELT's false alarms are measured at sigma 0.1
-alone (standardised, they are the same at all).
+null is a median delay of more than HORIZON calls.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import ruptures
 import torch
 from harness import write_result
 
@@ -49,7 +47,6 @@ QUIET: Final = 2_000
 ROUNDS: Final = 3
 ONSETS: Final = 1_024
 HORIZON: Final = 500
-PER_CALL: Final = FALSE_ALARMS_PER_1E5 * 1e-5
 #: Robust sigma of Student's t with three degrees of freedom: 1.4826 x its upper quartile.
 T3_SIGMA: Final = 1.4826 * 0.7648923
 PERSISTENCE: Final = 0.9
@@ -109,12 +106,12 @@ def judge(detect: Detect, noise: Noise, sigma: float, rounds: int, seed: int) ->
     def streams(calls: int, width: int) -> FloatArray:
         return noise(random, KNOWN + calls, width) * np.float32(sigma) + np.float32(5.0)
 
-    figures: dict[str, Any] = {}
-    if rounds:
-        quiet = [detect(streams(QUIET, WIDTH))[KNOWN:] for _ in range(rounds)]
-        figures["false_alarms_per_1e5"] = 1e5 * sum(map(count_onsets, quiet)) / np.size(quiet)
-        figures["false_alarm_calls_share"] = float(np.mean(quiet))
-        figures["quiet_calls"] = np.size(quiet)
+    quiet = [detect(streams(QUIET, WIDTH))[KNOWN:] for _ in range(rounds)]
+    figures: dict[str, Any] = {
+        "false_alarms_per_1e5": 1e5 * sum(map(count_onsets, quiet)) / np.size(quiet),
+        "false_alarm_calls_share": float(np.mean(quiet)),
+        "quiet_calls": np.size(quiet),
+    }
     for name, factor in FACTORS.items():
         slowed = streams(HORIZON, ONSETS)
         slowed[KNOWN:] += np.float32(np.log(factor))
@@ -125,91 +122,40 @@ def judge(detect: Detect, noise: Noise, sigma: float, rounds: int, seed: int) ->
     return figures
 
 
-def our_trigger(series: Series) -> Detect:
-    """A Trigger for a site."""
-    return partial(alarms_of, script(make_trigger(series)[0]))
-
-
-# --- rivals: each has its key's first KNOWN calls to learn what is quiet ---
-
-
-def standardised(log_time: FloatArray) -> tuple[Floats, Floats]:
-    """Log times by the median and MAD of the known calls, and these MADs as sigmas (N,)."""
-    middle = np.median(log_time[:KNOWN], axis=0)
-    scale = np.median(np.abs(log_time[:KNOWN] - middle), axis=0) / _MAD
-    return (log_time - middle) / scale, scale
-
-
-def ewma(log_time: FloatArray) -> Floats:
-    """EWMA, in units of its own deviation, of the calls after the known ones."""
-    gain, mean, found = 0.1, np.zeros(log_time.shape[1]), []
-    for now in standardised(log_time)[0][KNOWN:]:
-        mean = mean + gain * (now - mean)
-        found.append(np.abs(mean) / np.sqrt(gain / (2.0 - gain)))
-    return np.array(found)
+# --- the rival, which has its key's first KNOWN calls to learn what is quiet ---
 
 
 def clipped_cusum(log_time: FloatArray) -> Floats:
-    """The larger of two CUSUMs of calls clipped at 3, after the known ones."""
-    standard, scale = standardised(log_time)
+    """The larger of two CUSUMs, by median and MAD of the known calls, clipped at 3; after these."""
+    middle = np.median(log_time[:KNOWN], axis=0)
+    scale = np.median(np.abs(log_time[:KNOWN] - middle), axis=0) / _MAD
     # Half of the smallest slowdown, within what the Trigger has, too.
     reference = (0.5 * np.log(SMALLEST_SLOWDOWN) / scale).clip(RUNGS[-1], RUNGS[0])
     up, down, found = np.zeros_like(scale), np.zeros_like(scale), []
-    for now in standard[KNOWN:].clip(-_CLIP, _CLIP):
+    for now in ((log_time[KNOWN:] - middle) / scale).clip(-_CLIP, _CLIP):
         up = np.maximum(up + now - reference, 0.0)
         down = np.maximum(down - now - reference, 0.0)
         found.append(np.maximum(up, down))
     return np.array(found)
 
 
-Chart = Callable[[FloatArray], Floats]
-#: Charts, and the statistic below which an alarm is over.
-CHARTS: Final[dict[str, tuple[Chart, float]]] = {
-    "ewma": (ewma, 1.0),
-    "clipped_cusum": (clipped_cusum, 0.0),
-}
-
-
-def charted(log_time: FloatArray, chart: Chart, rest: float, threshold: float) -> Bools:
-    """Alarms of a chart, from its threshold on until it rests."""
+def alarms_of_cusum(log_time: FloatArray, threshold: float) -> Bools:
+    """Alarms from the threshold on until the sum is 0."""
     alarms = np.zeros(log_time.shape, dtype=np.bool_)
-    for number, value in enumerate(chart(log_time), KNOWN):
-        alarms[number] = (value >= threshold) | (alarms[number - 1] & (value > rest))
+    for number, value in enumerate(clipped_cusum(log_time), KNOWN):
+        alarms[number] = (value >= threshold) | (alarms[number - 1] & (value > 0.0))
     return alarms
 
 
-def calibrated(noise: Noise, sigma: float, random: np.random.Generator) -> dict[str, Detect]:
-    """The charts, each with its threshold for this noise."""
-    rounds = [
-        noise(random, KNOWN + QUIET, WIDTH) * np.float32(sigma) + np.float32(5.0) for _ in range(2)
-    ]
-    found: dict[str, Detect] = {}
-    for name, (chart, rest) in CHARTS.items():
-        peaks = np.concatenate([peaks_of(chart(log_time), rest) for log_time in rounds])
-        threshold = threshold_of(np.sort(peaks)[::-1], PER_CALL * 2 * QUIET * WIDTH)
-        found[name] = partial(charted, chart=chart, rest=rest, threshold=threshold)
-    return found
-
-
-def pelt(log_time: FloatArray, penalty: float, window: int = 48) -> Bools:
-    """Alarms while PELT (ruptures, least squares) finds a change in the last clipped calls."""
-    standard = standardised(log_time)[0].clip(-_CLIP, _CLIP).astype(np.float64)
-    windows = np.lib.stride_tricks.sliding_window_view(standard, window, axis=0)
-    alarms = np.zeros(log_time.shape, dtype=np.bool_)
-    for number, stream in np.ndindex(len(log_time) - KNOWN, log_time.shape[1]):
-        row = windows[KNOWN + number - window + 1, stream]
-        found = ruptures.KernelCPD(kernel="linear", min_size=2).fit(row.copy())
-        alarms[KNOWN + number, stream] = len(found.predict(pen=penalty)) > 1
-    return alarms
-
-
-def pelt_penalty(log_time: FloatArray) -> float:
-    """The penalty for the wanted false alarms, interpolated between two penalties."""
-    low, high = 14.0, 20.0
-    rates = [count_onsets(pelt(log_time, each)[KNOWN:]) for each in (low, high)]
-    wanted = PER_CALL * log_time[KNOWN:].size
-    slope = np.log(rates[1] / rates[0]) / (high - low)
-    return float(high + np.log(wanted / rates[1]) / slope)
+def calibrated(noise: Noise, sigma: float, random: np.random.Generator) -> Detect:
+    """The rival with its threshold for this noise."""
+    peaks = []
+    for _ in range(2):
+        log_time = noise(random, KNOWN + QUIET, WIDTH) * np.float32(sigma) + np.float32(5.0)
+        peaks.append(peaks_of(clipped_cusum(log_time)))
+    highest = np.sort(np.concatenate(peaks))[::-1]
+    threshold = threshold_of(highest, FALSE_ALARMS_PER_1E5 * 1e-5 * 2 * QUIET * WIDTH)
+    return partial(alarms_of_cusum, threshold=threshold)
 
 
 def main() -> None:
@@ -220,25 +166,21 @@ def main() -> None:
         "wanted_false_alarms_per_1e5": FALSE_ALARMS_PER_1E5,
         "robust_sigma": MAIN,
     }
-    ours = our_trigger(site(t3_noise, random))
-    figures |= judge(ours, t3_noise, MAIN, ROUNDS, 1)
-    penalty = pelt_penalty(t3_noise(random, KNOWN + 500, WIDTH))
-    for sigma in SIGMAS:
-        rivals = calibrated(t3_noise, sigma, random) | {"pelt": partial(pelt, penalty=penalty)}
-        if sigma != MAIN:
-            found = judge(ours, t3_noise, sigma, 1, 2)
-            figures |= {f"sigma_{sigma}_{key}": value for key, value in found.items()}
-        for name, detect in rivals.items():
-            rounds = 1 if name != "pelt" or sigma == MAIN else 0
-            found = judge(detect, t3_noise, sigma, rounds, 3)
-            prefix = name if sigma == MAIN else f"{name}_sigma_{sigma}"
-            figures |= {f"{prefix}_{key}": value for key, value in found.items()}
-    detectors = {"": our_trigger(site(autocorrelated_noise, random))} | {
-        f"{name}_": each for name, each in calibrated(autocorrelated_noise, MAIN, random).items()
-    }
-    for name, detect in detectors.items():
-        found = judge(detect, autocorrelated_noise, MAIN, 1, 4)
-        figures |= {f"autocorrelated_{name}{key}": value for key, value in found.items()}
+
+    def judge_as(prefix: str, *told: Any) -> None:
+        figures.update({f"{prefix}{key}": each for key, each in judge(*told).items()})
+
+    for noise, site_name, sigmas in (
+        (t3_noise, "", SIGMAS),
+        (autocorrelated_noise, "autocorrelated_", (MAIN,)),
+    ):
+        ours = partial(alarms_of, script(make_trigger(site(noise, random))[0]))
+        for sigma in sigmas:
+            is_main = sigma == MAIN
+            name, rounds = ("", ROUNDS) if is_main else (f"sigma_{sigma}_", 1)
+            judge_as(site_name + name, ours, noise, sigma, rounds, 1 if is_main else 2)
+            rival = calibrated(noise, sigma, random)
+            judge_as(f"{site_name}clipped_cusum_{name}", rival, noise, sigma, 1, 3)
     write_result("trigger", figures)
 
 

@@ -67,7 +67,7 @@ def run_parts(name: str, parts: Mapping[str, Callable[[], Mapping[str, Any]]]) -
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for part in asked:
         began = time.monotonic()
-        found |= parts[part]()
+        found.update(parts[part]())
         minutes = round((time.monotonic() - began) / 60, 2)
         found |= {f"minutes_{part}": minutes, f"commit_{part}": git_commit()}
         write_result(name, found)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dynamiccl.datasets.objective import fewest_within, sure_change_us
 from dynamiccl.drawn_worlds import Floats, Ints
-from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
+from dynamiccl.nccl import Algorithm, Config, Protocol
 from dynamiccl.serve.search.autoccl import AutoCcl, Choice, Key, SearchSpace
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.world import Noise, World
@@ -163,29 +163,13 @@ def within(slack: float) -> Callable[[Measured], Ints]:
     return rule
 
 
-def efficiency(measured: Measured) -> Ints:
-    """NCCL's own choice, but NVLS on registered buffers, the last action, as EFFICIENCY has it."""
-    world = measured.job.world
-    gathers = np.array([call.collective is not Collective.AllReduce for call in world.keys])
-    takes = gathers & (world.num_channels[:, -1] <= world.num_channels[:, 0])
-    takes |= world.algorithm[:, 0] == Algorithm.NVLS
-    takes &= np.isfinite(measured.job.lasted_us[:, -1])
-    return np.where(takes, len(world.configs) - 1, 0)
-
-
 def by_step(measured: Measured) -> Ints:
-    """Ours: what surely shortens the step most."""
+    """Ours: what surely shortens the step most; a time is surely one spread of its draws more."""
     times_us, loss = measured.beside()
     kernel_us, compute_us = measured.trace()
-    return least_sure(times_us, loss.mean(axis=0), kernel_us, compute_us.mean(axis=0))
-
-
-def least_sure(times_us: Floats, loss: Floats, kernel_us: Floats, compute_us: Floats) -> Ints:
-    """(K,) actions by `sure_change_us`; a time is surely one spread of its draws (D, K, A) more."""
     logs = np.log(times_us)
-    change = sure_change_us(
-        np.exp(logs.mean(axis=0) + logs.std(axis=0)), loss, kernel_us, compute_us
-    )
+    sure_us = np.exp(logs.mean(axis=0) + logs.std(axis=0))
+    change = sure_change_us(sure_us, loss.mean(axis=0), kernel_us, compute_us.mean(axis=0))
     chosen: Ints = np.where(np.isnan(change), np.inf, change).argmin(axis=1)
     return chosen
 
@@ -196,7 +180,6 @@ FREE: Final[Mapping[str, Callable[[Measured], Ints]]] = {
     "call": within(0.0),
     **{f"slack_{percent}": within(percent / 100.0) for percent in (1, 5, 10)},
     "job": by_step,
-    "efficiency": efficiency,
     "ceiling": lambda measured: np.where(
         measured.job.allowed, measured.job.lasted_us, np.inf
     ).argmin(axis=1),

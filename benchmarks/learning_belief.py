@@ -1,34 +1,59 @@
-"""What the belief is worth, probe by probe, and whether its rivals come near.
+"""What the belief is worth, probe by probe.
 
-* `few_shot_figures`: judge's worlds probed by what the belief finds worth it, against random probes
-  and against times interpolated between the same probes; and the three shipped systems.
-* `rival_figures`: other ways to probe and to choose, after 48 decisions (learning_rivals.py).
+`few_shot_figures`: judge's worlds probed by what the belief finds worth it, against random probes
+and against times interpolated between the same probes, which act by the same rule; and the three
+shipped systems.
 
 A probe is one noisy time (sd 2 %) of one config at one size; NCCL's own choice at that size is
 probed as often, and counts as a probe. Truth is the table's. *Slower* is by over 1 %. NAME_lo and
 NAME_hi are 95 % intervals, bootstraps over worlds; `share_worse` are upper ends of such.
+
+A place is size x A + config of a table of S sizes and A configs, NCCL's own choice the first.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 from harness import parallel
 from judge_worlds import DISTINCT, SHIPPED, Floats, Ints, Table, judge_tables, shipped_table
-from learning_rivals import WAYS, Probes, interpolated, nearest, spread_out
+from numpy.polynomial.hermite_e import hermegauss
 
-from dynamiccl.belief import SLOWER, Belief
+from dynamiccl.belief import (
+    AROUND,
+    LEAST_CAUTION,
+    MIN_GAIN,
+    SLOWER,
+    Belief,
+    Bools,
+    neighbours,
+    prior_of,
+    sides,
+)
+from dynamiccl.drawn_worlds import Grid
+from dynamiccl.nccl import Algorithm, Protocol
 
 #: Numbers of probes after which a table is judged, and what one counts that is never good enough.
 LOOKS: Final = (0, 5, 10, 15, 20, 25, 30, 40, 60, 80, 120, 160, 200)
 NEVER: Final = 400
 WITHIN: Final = 0.02
-#: Rivals' decisions to probe, each with NCCL's own choice beside it.
-DECISIONS: Final = 48
 SEEDS: Final = 3
 #: Spreads of a 90 % interval.
 _COVERED: Final = 1.645
 _BOOTSTRAPS: Final = 1000
+#: Standard deviation of a measurement, ln of time.
+NOISE: Final = 0.02
+#: Of the places whose worth is looked at: the most promising, and random ones.
+_PROMISING: Final = 25
+_RANDOM: Final = 25
+#: Gauss-Hermite steps of a standard normal, with weights; and what an expected gain is worth
+#: beside a sure one.
+_STEPS: Final = hermegauss(7)
+_OF_EXPECTED: Final = 0.2
+#: Left-out measurements of a config that tell its spread.
+_ENOUGH: Final = 4
 Row = dict[str, Any]
 Statistic = Callable[[Sequence[Row]], float]
 
@@ -92,34 +117,195 @@ def upper(rows: Sequence[Row], under: str) -> float:
     return with_interval("share", rows, ratio("worse", under))["share_hi"]
 
 
+# --- to probe and to choose ---
+
+
+def grid_of(table: Table) -> Grid:
+    """What a belief is told of a table: sizes, configs, NCCL's own cells and its costs."""
+    own = tuple((Algorithm(a), Protocol(p)) for a, p in table.cells[:, 0])
+    grid = Grid(tuple(np.log2(table.sizes_bytes).tolist()), table.configs, own)
+    columns = []
+    for cell in grid.cells:
+        is_it = (table.cells == cell).all(axis=-1)
+        found = np.where(is_it, table.log_cost_us, -np.inf).max(axis=1)
+        columns.append(np.where(np.isfinite(found), found, np.nan))
+    return replace(grid, log_costs=tuple(map(tuple, np.stack(columns, axis=1).tolist())))
+
+
+class Probes:
+    """What was measured of a table so far."""
+
+    def __init__(self, table: Table, random: np.random.Generator) -> None:
+        """Nothing yet; `random` draws the noise, and whatever a way to probe draws."""
+        self.table, self.random = table, random
+        self.prior = prior_of(grid_of(table))
+        #: (S, A) configs that there are, without NCCL's own choice.
+        self.can: Bools = np.isfinite(table.log_time_us)
+        self.can[:, 0] = False
+        self._times: dict[int, list[float]] = {}
+        self._belief: Belief | None = None
+
+    @property
+    def count(self) -> int:
+        """Measurements, those of NCCL's own choice among them."""
+        return sum(map(len, self._times.values()))
+
+    def probe(self, place: int) -> None:
+        """Measure a place, and NCCL's own choice beside it as often."""
+        default = place // self.can.shape[1] * self.can.shape[1]
+        asked = [place]
+        # A gain is no surer than the time that it is compared with.
+        if len(self._times.get(default, [])) <= len(self._times.get(place, [])):
+            asked.append(default)
+        for each in asked:
+            noise = NOISE * self.random.standard_normal()
+            self._times.setdefault(each, []).append(self.table.log_time_us.flat[each] + noise)
+        self._belief = None
+
+    def rows(self) -> tuple[Ints, Floats, Floats]:
+        """Places, mean ln us and variances, (n,) each."""
+        places = sorted(self._times)
+        counts = np.array([len(self._times[place]) for place in places])
+        means = np.array([np.mean(self._times[place]) for place in places])
+        return np.array(places, dtype=np.int64), means, NOISE**2 / counts
+
+    def belief(self) -> Belief:
+        """The belief after these."""
+        if self._belief is None:
+            self._belief = Belief(self.prior, *self.rows(), allowed=self.can)
+        return self._belief
+
+
+def worth(belief: Belief, probes: Probes, places: Ints, noise: float) -> Floats:
+    """(C,) what a measurement of a place, NCCL's choice beside it, brings: gain over all sizes.
+
+    The knowledge gradient (Frazier, Powell and Dayanik 2009) of two sums over the sizes: of the
+    gains that are sure after it, and, for a share, of those that are expected, since it may take
+    several measurements to be sure. `noise` is the variance of a log time.
+    """
+    log2_sizes, shape = np.array(probes.prior.grid.log2_sizes), (len(places), *probes.can.shape)
+    size, action = np.divmod(places, shape[2])
+    variance = np.square(belief.spread / belief.stretch).ravel()
+    moves = _covariance(belief, places) / np.sqrt(variance[places] + 2.0 * noise)[:, None]
+    left = np.sqrt(np.maximum(variance - np.square(moves), 0.0))
+    moves, left = moves.reshape(shape), belief.stretch * left.reshape(shape)
+    below, above = sides((log2_sizes[size] - log2_sizes[:, None]).T[..., None])
+    is_config = (action[:, None] == np.arange(shape[2]))[:, None]
+    near = (belief.default_sides[0] | below) & (belief.default_sides[1] | above)
+    near = near[..., None] & (belief.config_near | (is_config & (below | above)[..., None]))
+    bar = np.maximum(LEAST_CAUTION * left, MIN_GAIN)
+    row, column = np.divmod(probes.rows()[0], shape[2])
+    told = row[column == 0]
+    around = np.stack([neighbours(np.append(told, each), shape[1]) for each in size], axis=1)
+    number, found = np.arange(len(places))[:, None], np.zeros(len(places))
+    for step, weight in zip(*_STEPS, strict=True):
+        gain = np.where(probes.can, belief.gain + step * moves, 0.0)
+        gains = gain > AROUND * left
+        may = near & gains[number, around[0]] & gains[number, around[1]]
+        sure = np.where(may & (gain > bar), gain, 0.0).max(axis=2).sum(axis=1)
+        expected = np.maximum(gain, 0.0).max(axis=2).sum(axis=1)
+        found += weight / math.sqrt(2.0 * math.pi) * (sure + _OF_EXPECTED * expected)
+    return found
+
+
+def _covariance(belief: Belief, places: Ints) -> Floats:
+    """(C, N) covariances of some places' gains with all, before the stretch."""
+    found = belief._moves[:, places].T @ belief._moves
+    default, columns = belief._default, np.arange(len(belief._default))
+    found += belief._left[default[places], None] * (default[places, None] == default)
+    found += belief._left[places, None] * (places[:, None] == columns)
+    return np.asarray(found)
+
+
+def by_worth(probes: Probes) -> int:
+    """Where a measurement brings most, as the belief expects."""
+    belief = probes.belief()
+    hoped = np.where(probes.can, belief.gain + belief.spread, -np.inf)
+    of_each = hoped.argmax(axis=0) * hoped.shape[1] + np.arange(hoped.shape[1])
+    more = hoped - np.maximum(belief.gain.max(axis=1), 0.0)[:, None]
+    promising = np.argsort(more.ravel())[::-1][:_PROMISING]
+    there = np.flatnonzero(probes.can)
+    others = probes.random.choice(there, min(_RANDOM, len(there)), replace=False)
+    places = np.unique(np.concatenate([of_each, promising, others]))
+    places = places[probes.can.flat[places]]
+    return int(places[worth(belief, probes, places, NOISE**2).argmax()])
+
+
+def at_random(probes: Probes) -> int:
+    """Any place."""
+    return int(probes.random.choice(np.flatnonzero(probes.can)))
+
+
+#: Ways to probe: the place to measure next.
+WAYS: Final[dict[str, Callable[[Probes], int]]] = {"worth": by_worth, "random": at_random}
+
+
+def interpolated(
+    is_near: Bools, caution: float, log_us: Floats, log2_sizes: Sequence[float]
+) -> Ints:
+    """(S,) each config's gain over NCCL's own choice, interpolated between sizes.
+
+    It acts by the belief's rule: gain over `caution` spreads, at places near what was measured. The
+    spread is the rms by which left-out octaves of a config are off, or those of all configs; of
+    what was measured itself it is the noise. `log_us` (S, A) is NaN where nothing was measured.
+    """
+    sizes, gain = np.array(log2_sizes), log_us[:, :1] - log_us
+    octave = np.floor(sizes + 1e-6)
+    off = np.full(gain.shape, np.nan)
+    for each in np.unique(octave):
+        off[octave == each] = (gain - _between(sizes, gain, octave != each))[octave == each]
+    counts, squares = np.isfinite(off[:, 1:]).sum(axis=0), np.nansum(np.square(off[:, 1:]), axis=0)
+    pooled = squares.sum() / counts.sum() if counts.any() else math.inf
+    # A config that was left out a few times speaks for itself.
+    own = np.where(counts >= _ENOUGH, squares / np.maximum(counts, 1), pooled)
+    spread = np.sqrt(np.concatenate([[math.inf], own]))
+    found = np.where(np.isfinite(gain), gain, _between(sizes, gain, np.ones(len(sizes), bool)))
+    spreads = np.where(np.isfinite(gain), math.sqrt(2.0) * NOISE, spread)
+    bar = np.maximum(caution * spreads, MIN_GAIN)
+    sure = np.where(is_near & (np.nan_to_num(found, nan=-np.inf) > bar), found, 0.0)
+    sure[:, 0] = 0.0
+    return np.asarray(sure.argmax(axis=1))
+
+
+def _between(sizes: Floats, values: Floats, kept: Bools) -> Floats:
+    """(S, A) values interpolated from those of kept sizes, column by column; NaN beyond them."""
+    found = np.full(values.shape, np.nan)
+    for column, told in enumerate(values.T):
+        known = kept & np.isfinite(told)
+        if known.any():
+            found[:, column] = np.interp(
+                sizes, sizes[known], told[known], left=np.nan, right=np.nan
+            )
+    return found
+
+
+def spread_out(places: Ints, values: Floats, shape: tuple[int, ...]) -> Floats:
+    """Values (n,) at their places of a table (S, A); NaN elsewhere."""
+    found = np.full(shape, np.nan)
+    found.flat[places] = values
+    return found
+
+
 # --- probe by probe ---
 
 
 def play(table: Table, seed: int, way: str, looks: Sequence[int]) -> list[Row]:
-    """Probe a table in one of WAYS; scores at each of `looks` of every way to choose.
-
-    Raises KeyError for a way that is none of them.
-    """
+    """Probe a table in one of WAYS; scores at each of `looks` of both ways to choose."""
     random = np.random.default_rng((seed, len(table.sizes_bytes)))
     probes = Probes(table, random)
-    player = WAYS[way](probes)
     found: list[Row] = []
     for look in looks:
         while probes.count < look:
-            player.tell(probes.probe(player.pick()))
+            probes.probe(WAYS[way](probes))
         belief, (places, log_us, _) = probes.belief(), probes.rows()
         measured = spread_out(places, log_us, probes.can.shape)
         sizes, caution = probes.prior.grid.log2_sizes, belief.caution()
+        rival = interpolated(belief.is_near, caution, measured, sizes)
         chosen = belief.decide()
+        about = {"world": table.name, "seed": seed, "way": way, "look": look}
         ours = judged(table.log_time_us, chosen) | covered(belief, table.log_time_us, chosen)
-        rivals = {
-            "interpolated": interpolated(belief.is_near, caution, measured, sizes),
-            "measured": nearest(measured, sizes),
-        }
-        about = {"world": table.name, "kind": table.kind, "seed": seed, "way": way, "look": look}
         found.append(about | {"choose": "belief"} | ours)
-        for name, each in rivals.items():
-            found.append(about | {"choose": name} | judged(table.log_time_us, each))
+        found.append(about | {"choose": "interpolated"} | judged(table.log_time_us, rival))
     return found
 
 
@@ -199,30 +385,6 @@ def _curve(rows: Sequence[Row]) -> dict[str, Any]:
     for name, of_look in (("regret", mean_of("regret")), ("share_worse", ratio("worse", "acts"))):
         found[name] = [round(of_look(each), 5) for each in mine]
     return found
-
-
-# --- rivals ---
-
-
-def rival_figures(count: int) -> dict[str, Any]:
-    """All ways to probe with all ways to choose, after DECISIONS, on `count` worlds."""
-    tables = judge_tables(count, 0)
-    jobs = [(table, i, way, (2 * DECISIONS,)) for way in WAYS for i, table in enumerate(tables)]
-    groups = by(in_parallel(play, jobs), "way", "choose")
-    order = [(way, choose) for way in WAYS for choose in ("belief", "interpolated", "measured")]
-    return {
-        "rival_worlds": count,
-        "data_sets": {
-            f"{DECISIONS} decisions, rivals": {
-                f"{way}, {choose}": {
-                    **with_interval("mean_regret", groups[way, choose], mean_of("regret")),
-                    **with_interval("share_worse", groups[way, choose], ratio("worse", "sizes")),
-                    **with_interval("gain_kept", groups[way, choose], ratio("gain", "possible")),
-                }
-                for way, choose in order
-            }
-        },
-    }
 
 
 # --- rows ---

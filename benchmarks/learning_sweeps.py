@@ -1,20 +1,26 @@
-"""What the belief makes of sweeps: whole ones, a user's small one, and those that were published.
+"""What the belief makes of sweeps: whole ones, a user's small one, published ones, other shapes.
 
 * `sweep_figures`: of judge's worlds every other size is measured with all configs; or all sizes
   with the noise of nodes in a cloud, where a rival, `pooled`, takes one config for all sizes; or
   what a user measures (`judge_worlds.small_sweep`), of which octaves are left out in turn, too.
 * `public_figures`: published sweeps, each octave left out in turn; truth is the median.
+* `shape_figures`: ten group shapes of H100 nodes, two left out in each turn. A sweep of all is
+  noisy (three cycles), half of the sizes are no powers of two; judge is the sweep without noise.
 * `transferred`, `on_repeats`: a table of another machine, and one of the simulator, on this one.
 
 Rival is `interpolated`, which acts by the same rule. Scores and intervals are those of
 learning_belief.py.
 """
 
+import tempfile
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import polars as pl
+from harness import parallel
 from judge_worlds import (
     DISTINCT,
     KINDS,
@@ -28,22 +34,31 @@ from judge_worlds import (
     small_sweep,
 )
 from learning_belief import (
+    Probes,
     Row,
     by,
+    by_worth,
+    grid_of,
     in_parallel,
+    interpolated,
     judged,
     mean_of,
     of,
     ratio,
+    spread_out,
     summed,
     upper,
     with_interval,
 )
-from learning_rivals import WAYS, Probes, grid_of, interpolated, spread_out
 from sweeps import SWEEPS, Measured, public_tables
 
 from dynamiccl.belief import Belief, Bools, prior_of
+from dynamiccl.collect.simulated import simulate
+from dynamiccl.datasets.cells import task_grid, tuned
+from dynamiccl.datasets.splits import Split, Splits
+from dynamiccl.datasets.store import read
 from dynamiccl.drawn_worlds import Grid
+from dynamiccl.evaluate.baselines import NCCL_DEFAULT, GradientBoosting, LearnedPolicy
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.repeats import cells_of
 from dynamiccl.simulator.record_jobs import all_configs
@@ -52,6 +67,9 @@ from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload
 from dynamiccl.simulator.world import World
+from dynamiccl.train.fit import fit
+from dynamiccl.train.policy import TorchPolicy
+from dynamiccl.train.recipe import make_recipe
 
 #: Draws of a small sweep, and by how much NCCL's own choice is off where there is something to
 #: gain.
@@ -60,6 +78,26 @@ TO_GAIN: Final = 0.05
 #: Ln of time: the noise of a call on a node in a cloud; and spreads that a pooled gain must exceed.
 NOISY: Final = 0.15
 _POOLED: Final = 2.0
+SHAPE_SWEEP: Final = """
+name = "{name}"
+system = "h100-ib-simulated"
+collectives = ["AllReduce", "AllGather", "ReduceScatter"]
+algorithms = ["Ring", "Tree", "NVLSTree"]
+groups = [{groups}]
+sizes = {{ min = "1K", max = "1G", steps_per_octave = 2 }}
+nccl_version = "2.27.5"
+cycles = {cycles}
+[simulator]
+seed = {seed}
+{noise}
+"""
+NO_NOISE: Final = "noise_sigma = 0.0\ntail_probability = 0.0\ndrift_sigma = 0.0"
+#: On nodes with fewer ranks the model's best is NCCL's default, everywhere.
+SHAPES: Final = [(nodes, ranks) for nodes in (2, 4, 8, 16, 32) for ranks in (4, 8)]
+#: Noisy sweeps of which two of ten shapes are left out in each turn.
+SHAPE_SEEDS: Final = 2
+#: The recipe of the belief.
+BELIEF: Final = "gaussian-process"
 #: Probes after which a table from another machine is judged.
 LOOKS: Final = (0, 5, 10, 20, 40)
 
@@ -112,9 +150,9 @@ def _whole_sweep(table: Table, seed: int) -> list[Row]:
     rows, columns = np.arange(0, num_sizes, 2), np.arange(num_configs)
     part, random = _part(table, rows, columns), np.random.default_rng((seed, num_sizes))
     log_times = np.full((num_sizes, num_configs, 3), np.nan)
-    log_times[rows] = small_sweep(part, random, 3, len(rows), num_configs).log_times_us
+    log_times[rows] = small_sweep(part, random, len(rows), num_configs)[2]
     chosen = choices(grid_of(table), log_times, np.isfinite(table.log_time_us))
-    return _scores(table, chosen)
+    return _scores(table.log_time_us, chosen, world=table.name)
 
 
 def _noisy_sweep(table: Table, seed: int) -> list[Row]:
@@ -128,14 +166,11 @@ def _noisy_sweep(table: Table, seed: int) -> list[Row]:
     bar = _POOLED * gains.std(axis=0, ddof=1) / np.sqrt(len(gains))
     best = np.where(gains.mean(axis=0) > bar, gains.mean(axis=0), 0.0).argmax()
     chosen["pooled"] = np.full(len(can), np.flatnonzero(can.all(axis=0))[best])
-    return _scores(table, chosen)
+    return _scores(table.log_time_us, chosen, world=table.name)
 
 
-def _scores(table: Table, chosen: Mapping[str, Ints]) -> list[Row]:
-    about = {"world": table.name, "kind": table.kind}
-    return [
-        about | {"choose": name} | judged(table.log_time_us, each) for name, each in chosen.items()
-    ]
+def _scores(log_time: Floats, chosen: Mapping[str, Ints], **about: str) -> list[Row]:
+    return [about | {"choose": name} | judged(log_time, each) for name, each in chosen.items()]
 
 
 def _part(table: Table, rows: Ints, columns: Ints) -> Table:
@@ -153,22 +188,17 @@ def _part(table: Table, rows: Ints, columns: Ints) -> Table:
 
 def _small_sweep(table: Table, draw: int) -> list[Row]:
     """Scores of a user's sweep: with all of it, and of octaves that are left out of it in turn."""
-    sweep = small_sweep(table, np.random.default_rng(draw))
-    part = _part(table, sweep.rows, sweep.columns)
-    grid, can = grid_of(part), np.isfinite(part.log_time_us)
-    found = {"measured": choices(grid, sweep.log_times_us, can)}
-    found["left_out"] = _octaves_left_out(grid, sweep.log_times_us, can)
-    near = _has_near(grid)
-    about = {"world": table.name, "draw": draw}
-    rows = [
-        about | {"where": where, "choose": name} | judged(part.log_time_us, chosen)
-        for where, both in found.items()
-        for name, chosen in both.items()
+    rows, columns, log_times_us = small_sweep(table, np.random.default_rng(draw))
+    part = _part(table, rows, columns)
+    grid, quiet = grid_of(part), part.log_time_us
+    can = np.isfinite(quiet)
+    left_out, near = _octaves_left_out(grid, log_times_us, can), _has_near(grid)
+    there = {name: chosen[near] for name, chosen in left_out.items()}
+    return [
+        *_scores(quiet, choices(grid, log_times_us, can), world=table.name, where="measured"),
+        *_scores(quiet, left_out, world=table.name, where="left_out"),
+        *_scores(quiet[near], there, world=table.name, where="near"),
     ]
-    for name, chosen in found["left_out"].items():
-        scores = judged(part.log_time_us[near], chosen[near])
-        rows.append(about | {"where": "near", "choose": name} | scores)
-    return rows
 
 
 def choices(grid: Grid, log_times_us: Floats, allowed: Bools) -> dict[str, Ints]:
@@ -229,6 +259,55 @@ def _octaves_left_out(grid: Grid, log_times_us: Floats, allowed: Bools) -> dict[
     return found
 
 
+# --- group shapes that nobody measured ---
+
+
+def shape_figures() -> dict[str, Any]:
+    """Two of the ten shapes left out in turn: what the belief and rivals make of the others."""
+    with tempfile.TemporaryDirectory() as folder:
+        truth = shape_sweep(Path(folder), "truth", 1, 1000, NO_NOISE)
+        jobs = [(Path(folder), f"cycles-{seed}", 3, seed) for seed in range(SHAPE_SEEDS)]
+        measured = [data for _, data in parallel(shape_sweep, jobs)]
+        turns = [(data, truth, turn) for data in measured for turn in range(len(SHAPES))]
+        rows = in_parallel(_shape_left_out, turns)
+    figures: dict[str, Any] = {"shape_left_out_turns": len(turns)}
+    for policy, mine in by(rows, "choose").items():
+        by_turn = [summed(each) for each in by(mine, "turn").values()]
+        name = "shape_left_out" if policy == BELIEF else f"shape_left_out_{policy}"
+        figures |= with_interval(f"{name}_mean_regret", mine, mean_of("regret"))
+        figures |= with_interval(f"{name}_gain_kept", by_turn, ratio("gain", "possible"))
+        figures[f"{name}_share_worse"] = upper(by_turn, "acts")
+        figures[f"{name}_share_worse_all"] = upper(by_turn, "sizes")
+    return figures
+
+
+def shape_sweep(out: Path, name: str, cycles: int, seed: int, noise: str = "") -> Path:
+    """A simulated sweep over all shapes."""
+    groups = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = {r} }}" for n, r in SHAPES)
+    text = SHAPE_SWEEP.format(name=name, groups=groups, cycles=cycles, seed=seed, noise=noise)
+    return simulate(text, out / name)
+
+
+def _shape_left_out(data: Path, truth: Path, turn: int) -> list[Row]:
+    """Scores at the shapes that are for test in a turn, by truth."""
+    split, uri = f"shape:{turn}", f"sqlite:///{data}-{turn}.db"
+    recipe = make_recipe(BELIEF, [f"split={split}"])
+    done = fit(data, recipe, experiment="shapes", tracking_uri=uri, seed=turn)
+    policy = TorchPolicy.load(Path(done.run_directory) / "policy")
+    frame, catalogue = tuned(read(data)), policy.manifest.actions()
+    parts = Splits.of(frame, split)
+    told = task_grid(parts.assign(frame), catalogue, [Split.TRAIN, Split.VALIDATION])
+    # Of the two collectives that last equally long here one tells.
+    exact = parts.assign(tuned(read(truth))).filter(pl.col("collective") != "ReduceScatter")
+    asked = task_grid(exact, catalogue, [Split.TEST])
+    rivals = NCCL_DEFAULT, GradientBoosting(told, catalogue)
+    log_time = np.log(np.where(asked.mask, asked.times_us, np.inf))
+    return [
+        {"choose": each.name, "turn": turn} | judged(log_time, each.choose(asked))
+        for each in (LearnedPolicy(policy, catalogue, BELIEF), *rivals)
+    ]
+
+
 # --- published sweeps ---
 
 
@@ -236,19 +315,12 @@ def public_figures() -> dict[str, Any]:
     """The regret at left-out octaves of each published sweep, and over tables; by medians."""
     if not SWEEPS.is_dir():
         return {"public_skipped": f"no {SWEEPS}"}
-    tables = [table for table in public_tables() if not table.left_out]
+    tables = [table for table in public_tables() if table.has_octaves]
     rows = in_parallel(_public, [(table,) for table in tables])
-    lines: dict[str, Any] = {}
-    apart = []
-    for name, both in by(rows, "world").items():
-        ours, rival, own = (of(both, choose=each)[0] for each in ("belief", "interpolated", "own"))
-        lines[name] = {
-            "sizes": ours["sizes"],
-            "nccl": own["regret"],
-            **{f"belief_{key}": ours[key] for key in ("regret", "acts", "worse")},
-            **{f"interpolated_{key}": rival[key] for key in ("regret", "acts", "worse")},
-        }
-        apart.append({"less": ours["regret"] - rival["regret"]})
+    lines: dict[str, dict[str, float]] = {}
+    for row in rows:
+        lines.setdefault(row["world"], {})[row["choose"]] = row["regret"]
+    apart = [{"less": line["belief"] - line["interpolated"]} for line in lines.values()]
     figures: dict[str, Any] = {"public_tables": lines}
     for name, choose in (("", "belief"), ("interpolated_", "interpolated"), ("nccl_", "own")):
         mine = of(rows, choose=choose)
@@ -264,10 +336,8 @@ def _public(table: Measured) -> list[Row]:
     found["own"] = np.zeros(len(has), dtype=np.int64)
     full = has[:, 0] & (has[:, 1:].sum(axis=1) >= 2)
     told = np.where(has, median, np.inf)[full]
-    return [
-        {"world": table.name, "choose": name} | judged(told, chosen[full])
-        for name, chosen in found.items()
-    ]
+    chosen = {name: each[full] for name, each in found.items()}
+    return _scores(told, chosen, world=table.name)
 
 
 # --- tables from elsewhere ---
@@ -289,12 +359,12 @@ def transferred(source: str, target: str, collective: Collective, seed: int) -> 
     table = Table("", "", collective, (1, 8), sizes, configs, of, unknown, log_us)
     random, rows = np.random.default_rng(seed), np.arange(len(sizes))
     probes = Probes(table, random)
-    way, direct = WAYS["worth"](probes), _swept(probes.prior.grid, log_us, there.mask)
+    direct = _swept(probes.prior.grid, log_us, there.mask)
     elsewhere = np.where(there.mask, np.log(here.quiet_us / here.quiet_us[:, :1]), np.inf)
     found = {}
     for look in LOOKS:
         while probes.count < look:
-            way.tell(probes.probe(way.pick()))
+            probes.probe(by_worth(probes))
         measured = spread_out(*probes.rows()[:2], log_us.shape)
         own = measured - measured[:, :1]
         mixed = np.where(np.isnan(own), elsewhere, own).argmin(axis=1)

@@ -1,7 +1,7 @@
 """The published sweeps, as a data set and as tables."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from harness import ROOT
 
 from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.datasets.cells import REPEAT_COLUMNS, usable
@@ -21,7 +22,6 @@ from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-ROOT: Final = Path(__file__).resolve().parents[1]
 SAMPLE: Final = ROOT / "datasets" / "sample"
 #: A larger collection beside the project, where there is one; else the sample.
 SWEEPS: Final = ROOT.parent / "shared" / "data" / "sweeps"
@@ -31,9 +31,6 @@ _CIRCUMSTANCES: Final = (
     *("file", "system", "gpu", "nccl_version", "collective", "num_nodes", "ranks_per_node"),
     *("datatype", "launch_profile", "interference_kind", "interference_level"),
 )
-#: Why a table says nothing about a left-out octave.
-NO_DEFAULT: Final = "NCCL's own choice was not measured"
-FEW: Final = "fewer than three octaves with NCCL's own choice and two other configs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +47,8 @@ class Measured:
     configs: tuple[Config, ...]
     #: (S, A, R) ln us of independent repeats; nan where there is none.
     log_times_us: Floats
-    #: Why leaving out an octave says nothing about it; empty where it does.
-    left_out: str
+    #: Whether three octaves have NCCL's own choice and two other configs: one can be left out.
+    has_octaves: bool
 
     def is_measured(self) -> Bools:
         """(S, A)."""
@@ -100,10 +97,11 @@ def _measured(key: Mapping[str, Any], frame: pl.DataFrame) -> Measured:
     collective = Collective.parse(key["collective"])
     shape = key["num_nodes"], key["ranks_per_node"]
     name = f"{key['file']}: {key['system']} {collective.wire} {shape[0]}x{shape[1]}"
-    return Measured(
-        *(" ".join([name, *beside]), collective, shape, tuple(sizes), configs, log_times),
-        left_out=_why_not(sizes, ~np.isnan(log_times).all(axis=2)),
-    )
+    has = ~np.isnan(log_times).all(axis=2)
+    full = has[:, 0] & (has[:, 1:].sum(axis=1) >= 2)
+    octaves = len(np.unique(np.floor(np.log2(sizes))[full]))
+    name = " ".join([name, *beside])
+    return Measured(name, collective, shape, tuple(sizes), configs, log_times, octaves >= 3)
 
 
 def _requested(row: Mapping[str, Any]) -> Config:
@@ -114,11 +112,3 @@ def _requested(row: Mapping[str, Any]) -> Config:
         row["requested_num_channels"],
         row["requested_chunk_bytes"],
     )
-
-
-def _why_not(sizes: Sequence[int], has: Bools) -> str:
-    if not has[:, 0].any():
-        return NO_DEFAULT
-    full = has[:, 0] & (has[:, 1:].sum(axis=1) >= 2)
-    octaves = np.floor(np.log2(sizes))[full]
-    return "" if len(np.unique(octaves)) >= 3 else FEW

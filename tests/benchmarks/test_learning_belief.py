@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 from judge_worlds import Table, judge_table
-from learning_belief import LOOKS, NEVER, judged, play, probes_within
-from learning_rivals import interpolated
+from learning_belief import LOOKS, NEVER, interpolated, judged, play, probes_within
 
 SIZES = (10.0, 11.0, 12.0, 13.0, 14.0)
 NEAR = np.ones((5, 2), dtype=np.bool_)

@@ -4,20 +4,19 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from bench_strategies import Table, World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.collect import schedule, strategies
-from dynamiccl.collect.grid import Trial
+from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.strategies import Outcome, Strategy
 from dynamiccl.collect.sweep import Sweep
-from dynamiccl.nccl import ABSTAIN, Algorithm, Protocol
+from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from tests.collect.benchmark.stand_in import sweep
 
 GRID = {
@@ -28,6 +27,51 @@ GRID = {
 }
 #: Time a trial truly takes, in us; None = it fails.
 Truth = Callable[[Trial], float | None]
+#: The config of each task.
+Table = dict[tuple[Setting, int], Config]
+
+
+@dataclass
+class World:
+    """Trials whose true times are known, and the rounds that a strategy picked of them."""
+
+    trials: Sequence[Trial]
+    truth: Truth
+    #: Round, pick -> factor on the true time.
+    noise: Callable[[int, Trial], float] = lambda *_: 1.0
+    rounds: list[tuple[Trial, ...]] = field(default_factory=list)
+
+    def play(self, strategy: Strategy, most_rounds: int = 50) -> list[Outcome]:
+        """Measure the picks of a strategy until it is done."""
+        history: list[Outcome] = []
+        while (picks := strategy.next_picks(len(self.rounds), history)) is not None:
+            number = len(self.rounds)
+            assert number < most_rounds
+            self.rounds.append(picks)
+            for pick in picks:
+                missing = pick.infeasible is not None
+                true_us = None if missing else self.truth(pick)
+                time_us = None if true_us is None else true_us * self.noise(number, pick)
+                history.append(Outcome(pick.key, number, time_us, true_us is not None, missing))
+        return history
+
+    def decide(self, history: Sequence[Outcome]) -> Table:
+        """The config that the belief would take for each task, ABSTAIN where it is not sure."""
+        table: Table = {trial.task: ABSTAIN for trial in self.trials}
+        for tasks in strategies.tasks_of(self.trials).values():
+            found = strategies.believe(tasks, history)
+            for task in enumerate(found.decided):
+                table[found.trials[task].task] = found.trials[task].config
+        return table
+
+    def ratios(self, table: Table, *, over_best: bool) -> np.ndarray:
+        """True time of each task's config over that of its best one, or of NCCL's own choice."""
+        times: dict[tuple[Setting, int], dict[Config, float]] = {task: {} for task in table}
+        for trial in self.trials:
+            if (time_us := self.truth(trial)) is not None:
+                times[trial.task][trial.config] = time_us
+        own = {t: min(c.values()) if over_best else c[ABSTAIN] for t, c in times.items() if c}
+        return np.array([times[task][table[task]] / own_us for task, own_us in own.items()])
 
 
 def grid(**keys: str) -> Sweep:

@@ -1,6 +1,5 @@
 """Task grids small enough to compute by hand."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,15 +29,6 @@ def noise(band: float | None = None, **others: float) -> pl.DataFrame:
     rows = [("s", name, each) for name, each in bands.items() if each is not None]
     types = {"system": pl.String, "collective": pl.String, "noise_band": pl.Float64}
     return pl.DataFrame(rows, schema=types, orient="row")
-
-
-def noisy(exact: TaskGrid, spread: float, random: np.random.Generator) -> TaskGrid:
-    """The grid with 40 log-normal samples a cell, whose mean is the cell's time."""
-    samples = {}
-    for cell, times in exact.samples.items():
-        drawn = times[0] * random.lognormal(0.0, spread, 40)
-        samples[cell] = drawn * times[0] / drawn.mean()
-    return replace(exact, samples=samples)
 
 
 TRAINING = grid(

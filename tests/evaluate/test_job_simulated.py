@@ -4,8 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench_job import table_of
-from job_traces import as_calls, play
+from bench_job import play, table_of
 
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate.job import TABLE, Verdict, answer
@@ -57,7 +56,7 @@ def test_the_truth_lies_in_the_interval(
     around = find_scenario(scenario).model_copy(update={"first_use_us": 0.0})
     world = World(system, workload, all_configs(system, workload), around)
     own = play(world, np.zeros(len(world.keys), dtype=np.int64), 7, 600)
-    found = answer(job_of(as_calls(own.calls), own.steps, 8), known)
+    found = answer(job_of(own.calls, own.steps, 8), known)
     played = play(world, table_of(found, world), 7, 600)
     arm = found.arms[TABLE]
     assert found.told["verdict"] == verdict
