@@ -302,6 +302,7 @@ def test_where_slurm_refuses_to_requeue_another_job_follows_without_our_variable
 def test_a_job_that_another_call_submits_meanwhile_is_found(played: Played) -> None:
     line = f"77|RUNNING|None|n1|{played.script}"
     played.command("squeue", f"[ $(grep -c squeue asked) = 1 ] || echo '{line}'")
+    journal.journal_folder(sweep(), played.folder / "out").mkdir(parents=True)  # it has begun
     told = played.submit()
     assert (told["job"], told["state"]) == ("77", "RUNNING on n1")
     assert not played.asked("sbatch")
