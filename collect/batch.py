@@ -72,16 +72,16 @@ def submit_sweep(sweep: Sweep, options: RunOptions) -> dict[str, Any]:
     asking.mkdir(parents=True, exist_ok=True)
     job, ended = find(script), journal.how_it_ended(folder, sweep.text)
     if job is None and ended is None:
-        if folder.is_dir() and not options.resume:
-            raise UserError(
-                f"{folder} says that this sweep was begun here, work is left, and no job of it "
-                f"waits or runs (what it said: {asking}-*.out); go on with --resume, or take "
-                "another --out or name"
-            )
         for setting in dict.fromkeys(trial.setting for trial in sweep.trials):
             check_packages(setting, sweep.file.launcher.container)
         with journal.hold(asking, "submitting", "give the same command again in a moment"):
             if (job := find(script)) is None:  # else of a call that was faster
+                if folder.is_dir() and not options.resume:
+                    raise UserError(
+                        f"{folder} says that this sweep was begun here, work is left, and no job "
+                        f"of it waits or runs (what it said: {asking}-*.out); go on with "
+                        "--resume, or take another --out or name"
+                    )
                 script.write_text(text, encoding="utf-8")
                 job = _submit(script), "submitted"
     number, state = job or (None, ended)

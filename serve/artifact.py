@@ -304,6 +304,8 @@ def open_artifact(directory: Path) -> Artifact:
     for support in supports:
         shape = support.system, support.num_nodes, support.num_ranks
         name = relative_path(*shape)
+        if (directory / INDEX_NAME).is_file() and not (directory / name).is_file():
+            raise ArtifactMismatch(f"{directory} lacks {name}; export the artifact again")
         acts, beyond = DecisionTable.read(directory / name).entries["act"] > 0, 0
         if manifest.slack is not None and manifest.slack.max_channels is not None:
             rule = cold_questions(manifest, support).rule

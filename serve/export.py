@@ -95,13 +95,14 @@ def export_artifact(
     place = out.absolute()
     place.parent.mkdir(parents=True, exist_ok=True)
     clear_leftovers(place.parent)
-    # A full disk leaves nothing half written at `out`.
+    # A full disk, or what is refused, leaves nothing at `out`.
     with TemporaryDirectory(prefix=WRITING, dir=place.parent) as folder:
         staged = Path(folder, place.name)
         staged.mkdir()
         _build(staged, policy_dir, manifest, supports, trigger)
+        artifact = open_artifact(staged)
         staged.rename(place)  # also where an empty directory is
-    return open_artifact(out)
+    return replace(artifact, directory=out)
 
 
 def _build(

@@ -151,7 +151,7 @@ class DecisionTable:
     def read(cls, path: Path) -> Self:
         """Read a table file; raises MissingPath and CorruptFile."""
         if not path.is_file():
-            advice = "a policy has none yet: make an artifact with 'dynamiccl-deploy export'"
+            advice = "a policy has none: make an artifact of it with 'dynamiccl-deploy export'"
             raise MissingPath("decision table", path, advice)
         return cls.from_bytes(path.read_bytes(), where=str(path))
 

@@ -1,6 +1,7 @@
 """The house rules that a machine can check: links, import direction, rooms, wheel contents."""
 
 import ast
+import re
 import subprocess
 import sys
 import zipfile
@@ -240,7 +241,8 @@ def test_wheel_holds_the_parts_under_our_name_only(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "-w", str(tmp_path), str(ROOT)], check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+    archive = zipfile.ZipFile(wheel)
+    names = archive.namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
     assert tops == {"dynamiccl"}
     # Every file of the product that git has, but for pages and what the plugin is tested with.
@@ -255,3 +257,5 @@ def test_wheel_holds_the_parts_under_our_name_only(tmp_path: Path) -> None:
     prefix = "dynamiccl/serve/plugin/"
     packed = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
     assert packed == {str(p) for p in built} | {"CMakeLists.txt", "torch/CMakeLists.txt"}
+    absent = re.compile(rb'#include "(tests|bench|fuzz)/')
+    assert [n for n in packed if absent.search(archive.read(prefix + n))] == []

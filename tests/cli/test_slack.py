@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +18,16 @@ import torch
 from dynamiccl.datasets import store
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import task_grid
+from dynamiccl.datasets.features import TUNED, Observations
 from dynamiccl.datasets.manifest import Manifest, Slack
-from dynamiccl.datasets.questions import table_supports
+from dynamiccl.datasets.questions import cold_questions, decide, table_bins, table_supports
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import measurements_table
 from dynamiccl.errors import UserError
 from dynamiccl.evaluate.baselines import LearnedPolicy
 from dynamiccl.evaluate.evidence import Verdict
 from dynamiccl.evaluate.gate import abstaining_cells, let_bins_between_pass
+from dynamiccl.nccl import ABSTAIN
 from dynamiccl.serve.artifact import open_artifact
 from dynamiccl.serve.brain import POLICIES
 from dynamiccl.sizes import size_bin
@@ -450,6 +453,33 @@ def test_gate_tests_for_a_loss_below_the_slack_and_export_makes_what_passed(
     plan = ("--known", fresh, "--sweep", "s.toml", "--plan", "f.toml")
     said = shell(*gate[:4], *plan, *asked)
     assert (said.code, "has to see how many channels ran" in said.err) == (2, True)
+
+
+def test_a_gated_table_says_in_each_bin_what_the_gated_policy_does(
+    shell: Shell, tmp_path: Path
+) -> None:
+    pair = ("AllReduce", "AllGather")
+    trained, fresh = (
+        [row for collective in pair for row in rows(*told, collective)]
+        for told in (("trained", 1), ("fresh", 6))
+    )
+    policy = make_policy(tmp_path / "policy", frame(*trained))
+    store.write_part(tmp_path / "fresh", measurements_table(fresh), provenance={})
+    gate = ("dynamiccl-evaluate", "gate", "--policy", policy, "--data", "fresh")
+    shell(*gate, "--slack", "5%", "--hidden", "all", "--out", "gated")
+    shell(*EXPORT, "gated", "--out", "a")
+    manifest, gated = Manifest.read(Path("gated")), TorchPolicy.load(Path("gated"))
+    support, table = open_artifact(Path("a")).pick(1, 8, None)
+    said = Counter[tuple[str, str]]()
+    for collective in TUNED:
+        for index in table_bins(support):
+            asked = cold_questions(manifest, support, [collective], [index])
+            told = decide(gated, Observations.cold(asked.context), asked.mask, asked.rule)
+            config = manifest.actions().configs[int(told[0])]
+            assert (table.at(collective, index) or ABSTAIN) == config
+            said[collective.wire, config.key] += 1
+    assert said["AllReduce", "ABSTAIN"] > 0 < said["AllReduce", "Ring/LL/4ch"]
+    assert said["AllGather", "ABSTAIN"] > 0 < said["AllGather", "Ring/LL/4ch"]
 
 
 @pytest.mark.parametrize("used", [16, 20, None])

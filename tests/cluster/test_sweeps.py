@@ -83,7 +83,7 @@ def check_picks(folder: Path, picks: int) -> pl.DataFrame:
 
 
 def test_sweep_inside_an_allocation(slurm: Slurm, folder: Path, sweep_path: Path) -> None:
-    """By srun; by mpirun in tests/golden/sweeps.py, and its ranks on nodes in test_mpirun.py."""
+    """By srun; by mpirun in tests/golden/sweeps.py, and its ranks on nodes in test_steps.py."""
     keys = {
         "groups": "[{ num_nodes = 2, ranks_per_node = 2 }]",
         "sizes": '{ min = "1M", max = "16M", factor = 4 }',

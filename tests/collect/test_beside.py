@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -111,6 +112,29 @@ def test_a_product_has_ended_before_the_work_and_one_begins_behind_it() -> None:
     per_product = (marks[-1] - marks[0]) / (len(marks) - 1)
     assert products.rate(marks) == pytest.approx(2e-12 * 64**3 / per_product)
     assert products.alone() > 0
+
+
+def test_failures_of_either_side_are_told() -> None:
+    from dynamiccl.collect.beside import Products
+
+    products = Products(64, torch.device("cpu"))
+    with pytest.raises(ZeroDivisionError):
+        products.during(lambda: 1 / 0)
+    products._product = partial(torch.mm, torch.zeros(2, 3), torch.zeros(2, 3))
+    with pytest.raises(RuntimeError):
+        products.during(lambda: None)
+
+
+def test_machine_without_a_gpu_is_no_place_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dynamiccl.collect import beside as program
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    options = ["reduce_perf", "--edge", "96", "--meet", str(tmp_path / "meet")]
+    monkeypatch.setattr(sys, "argv", ["beside", *options])
+    with pytest.raises(MachineError, match="no CUDA device on"):
+        program.main()
 
 
 def beside_products(**keys: str) -> Sweep:

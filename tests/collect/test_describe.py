@@ -88,6 +88,19 @@ def only(*rows: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.parametrize("flags", [{"throttled": True}, {"ecc_errors": 1}])
+def test_rows_of_unwell_gpus_are_in_no_verdict(flags: dict[str, Any]) -> None:
+    slow = default(150.0, repeat=2, aa_noise_band=0.5, **flags)
+    found = only(default(100.0), slow, forced("Ring", "LL", 90.0), forced("Tree", "LL", 1, **flags))
+    assert (found["best"], found["default_us"], found["noise_band"]) == ("Ring/LL", 100.0, None)
+    assert only(slow, forced("Ring", "LL", 90.0))["default_us"] is None
+
+
+def test_gain_is_over_the_untouched_default_and_not_over_that_under_our_plugin() -> None:
+    found = only(default(100.0), default(60.0, default_scope="profile"), forced("Ring", "LL", 80.0))
+    assert (found["best"], found["default_us"]) == ("Ring/LL", 100.0)
+
+
 def test_measured_noise_band_counts_before_that_of_repeats() -> None:
     pair = [default(100.0, aa_noise_band=0.3), default(150.0, repeat=1, aa_noise_band=0.3)]
     found = only(*pair, forced("Ring", "LL", 100.0, aa_noise_band=0.3))

@@ -5,7 +5,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from dynamiccl.datasets import store
+from dynamiccl.errors import MachineError
 from tests.collect.test_run import ONE, figures, parts, run, sweep
 
 #: Runs the sweep in a process of its own for each step, which dies there: before a file is
@@ -14,7 +17,6 @@ KILLED: Final = """
 import os, signal, sys
 from pathlib import Path
 import pandas  # pyarrow does at its first use: once, not in each process
-import pyarrow.parquet as pq
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.sweep import parse_sweep
@@ -36,14 +38,14 @@ def die_at(step):
             dies(lambda: None)
             return call(*words, **named)
         return called
-    write, write_table = os.write, pq.write_table
+    write, write_bytes = os.write, Path.write_bytes
     def half_a_line(descriptor, data):
         dies(lambda: write(descriptor, data[: len(data) // 2]))
         return write(descriptor, data)
-    def half_a_part(table, path, **named):
-        write_table(table, path, **named)
-        dies(lambda: os.truncate(path, path.stat().st_size // 2))
-    os.write, pq.write_table = half_a_line, half_a_part
+    def half_a_part(path, data):
+        dies(lambda: write_bytes(path, data[: len(data) // 2]))
+        return write_bytes(path, data)
+    os.write, Path.write_bytes = half_a_line, half_a_part
     os.fsync = before(os.fsync)
     Path.replace, Path.unlink = before(Path.replace), before(Path.unlink)
 
@@ -82,3 +84,23 @@ def test_kill_9_at_every_step_loses_nothing_and_repeats_nothing(tmp_path: Path) 
         found = figures(out)
         assert found == whole, step
         assert len(found) - before >= summary["rows_written"], step
+
+
+def test_full_disk_stops_the_sweep_and_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    out = tmp_path / "small"
+    out.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=48k", "none", str(out)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"no file system of a size of our own: {mounted.stderr.strip()}")
+    try:
+        with pytest.raises(MachineError, match=r"disk is full|No space left"):
+            run(out)
+        kept = store.read(out).height if parts(out) else 0
+        subprocess.run(["mount", "-o", "remount,size=64m", str(out)], check=True)
+        assert run(out, resume=True)["ended"] == "done"
+        assert store.read(out).height > kept
+        run(tmp_path / "whole")
+        assert figures(out) == figures(tmp_path / "whole")
+    finally:
+        subprocess.run(["umount", str(out)], check=True)

@@ -299,19 +299,20 @@ def test_stress_is_ended_when_the_launch_fails_and_told_when_it_ends_itself() ->
         assert str(lost()).startswith("interference 'cpu' ended with status -9")
 
 
+@pytest.mark.parametrize(("level", "channels"), [(0.5, 16), (0.01, 1)])
 def test_traffic_runs_on_the_gpus_that_are_left_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    level: float, channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_SECONDS_PER_ROW", "0.01")
     binary = install_stand_in(tmp_path) / "all_reduce_perf"
     nodes = Started()
-    with disturb(nodes, 8, setting("traffic", 0.5), str(binary)) as lost:
+    with disturb(nodes, 8, setting("traffic", level), str(binary)) as lost:
         assert lost() is None
         assert nodes.is_running()
     assert not nodes.is_running()
     # One process drives the six GPUs behind the trial's two.
     assert nodes.argv == [
-        *("env", "-u", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS=16", "NCCL_TESTS_DEVICE=2"),
+        *("env", "-u", "NCCL_MIN_CTAS", f"NCCL_MAX_CTAS={channels}", "NCCL_TESTS_DEVICE=2"),
         *(str(binary), "-b", "64M", "-e", "64M", "-g", "6"),
         *("-n", "100", "-w", "5", "-c", "0", "-N", "0"),
     ]

@@ -282,10 +282,12 @@ def test_a_job_whose_machine_fails_is_queued_again_if_it_measured_something(
     assert played.asked("scontrol") == ["scontrol requeue 77"] * number
 
 
+@pytest.mark.parametrize("locale", ["", "LC_ALL=POSIX "])
 def test_where_slurm_refuses_to_requeue_another_job_follows_without_our_variables(
-    played: Played, monkeypatch: pytest.MonkeyPatch
+    locale: str, played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("SLURM_RESTART_COUNT", "SLURM_CONF", "NCCL_DEBUG", "LC_ALL"):
+    monkeypatch.delenv("LC_ALL", raising=False)
+    for name in ("SLURM_RESTART_COUNT", "SLURM_CONF", "NCCL_DEBUG", *(["LC_ALL"] * bool(locale))):
         monkeypatch.setenv(name, "POSIX")
     played.command("scontrol", "echo 'presently disabled' >&2; exit 1")
     variables = "echo env $(env | grep -E '^(SLURM|NCCL|LC_ALL)' | sort) >> asked"
@@ -294,7 +296,16 @@ def test_where_slurm_refuses_to_requeue_another_job_follows_without_our_variable
     assert played.asked("scontrol") == ["scontrol requeue 77"]
     wanted = f"sbatch --parsable --dependency=afterany:77 {played.script}"
     assert played.asked("sbatch") == [wanted]
-    assert played.asked("env") == ["env LC_ALL=POSIX NCCL_DEBUG=POSIX SLURM_CONF=POSIX"]
+    assert played.asked("env") == [f"env {locale}NCCL_DEBUG=POSIX SLURM_CONF=POSIX"]
+
+
+def test_a_job_that_another_call_submits_meanwhile_is_found(played: Played) -> None:
+    line = f"77|RUNNING|None|n1|{played.script}"
+    played.command("squeue", f"[ $(grep -c squeue asked) = 1 ] || echo '{line}'")
+    journal.journal_folder(sweep(), played.folder / "out").mkdir(parents=True)  # it has begun
+    told = played.submit()
+    assert (told["job"], told["state"]) == ("77", "RUNNING on n1")
+    assert not played.asked("sbatch")
 
 
 def test_two_calls_at_once_submit_one_job(played: Played) -> None:

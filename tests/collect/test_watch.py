@@ -1,6 +1,7 @@
 """Health of nodes: verdicts on a stretch of time, and real samplers of the fake NVML and /sys."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -23,14 +24,14 @@ from dynamiccl.collect.nodes import (
     health_of,
     watch_health,
 )
-from dynamiccl.collect.on_node import SAMPLER_ARGV, SLOWED, read_port
+from dynamiccl.collect.on_node import HELLO, SAMPLER_ARGV, SLOWED, read_port
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.collect.strategies import make_strategy
 from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import comparable, usable
 from tests.collect import sysfs
 from tests.collect.benchmark.stand_in import site, sweep
-from tests.collect.live_processes import await_true, is_running
+from tests.collect.live_processes import PATIENCE_S, await_true, is_running
 from tests.fakes.nvml.build import fake_nvml_env
 
 LOCAL = Nodes(LauncherSettings())
@@ -257,6 +258,21 @@ def test_what_is_denied_is_not_known(fake_nvml: Path) -> None:
     # Power caps and brakes slow a config; idle clocks, and those that a user chose, are no fault.
     slow = (0x4 | 0x1, 0x8, 0x20, 0x80)
     assert [bits for bits in (*slow, 0x1, 0x2, 0x110) if bits & SLOWED] == [*slow]
+
+
+def test_it_ends_by_a_signal_and_only_by_the_input_of_a_starter_that_greeted_it(
+    fake_nvml: Path,
+) -> None:
+    with sampling(fake_nvml) as greeted, sampling(fake_nvml) as other:
+        assert greeted.stdin is not None
+        assert other.stdin is not None
+        other.stdin.close()
+        greeted.stdin.write(HELLO)
+        greeted.stdin.close()
+        assert greeted.wait(PATIENCE_S) == 0
+        assert all(line(other) for _ in range(5))
+        other.send_signal(signal.SIGTERM)
+        assert other.wait(PATIENCE_S) == 0
 
 
 def test_it_ends_when_its_parent_is_gone(fake_nvml: Path, tmp_path: Path) -> None:

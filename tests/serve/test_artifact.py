@@ -2,14 +2,16 @@
 
 import contextlib
 import hashlib
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dynamiccl.datasets.features import TUNED
-from dynamiccl.datasets.manifest import Support
+from dynamiccl.datasets.manifest import Manifest, Support
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UnknownName, UserError
+from dynamiccl.files import WRITING, clear_leftovers
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import (
     MAX_BYTES,
@@ -19,6 +21,7 @@ from dynamiccl.serve.artifact import (
     open_artifact,
 )
 from dynamiccl.serve.explain import nccl_csv
+from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
 from tests.cli.conftest import Shell, refused
@@ -163,6 +166,35 @@ def test_index_of_something_else_is_found(copied: Path, shell: Shell) -> None:
     assert "names nowhere" in refused(shell("dynamiccl-deploy", "explain", copied), 3)
     (copied / "plugin.index").unlink()
     assert "has no plugin.index" in refused(shell("dynamiccl-deploy", "explain", copied), 3)
+
+
+def test_an_artifact_that_lost_a_table_and_its_hash_is_no_policy(
+    copied: Path, shell: Shell
+) -> None:
+    (copied / TABLE).unlink()
+    Manifest.read_unchecked(copied).write(copied)
+    line = refused(shell("dynamiccl-deploy", "explain", copied), 3)
+    assert f"lacks {TABLE}; export the artifact again" in line
+    (copied / "plugin.index").unlink()
+    assert "a policy has none" in refused(shell("dynamiccl-deploy", "explain", copied), 2)
+
+
+def test_what_is_refused_never_stands_at_out_and_killed_exports_go(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = tmp_path / f"{WRITING}killed"
+    killed.mkdir()
+    os.utime(killed, (0, 0))
+    clear_leftovers.cache_clear()  # a process looks once
+    # As a disk that does not keep what was written.
+    with monkeypatch.context() as patch:
+        patch.setattr(PluginIndex, "to_bytes", lambda _: b"torn")
+        with pytest.raises(CorruptFile, match="is not a usable index"):
+            export_artifact(policy, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob(f"{WRITING}*"))
+    artifact = export_artifact(policy, tmp_path / "out")
+    assert artifact == open_artifact(tmp_path / "out")
 
 
 def test_bind_command_binds_a_given_machine_and_a_kill_file_is_no_damage(

@@ -102,8 +102,13 @@ def call_of_job(random: np.random.Generator, key: int, slowness: float) -> Call:
     return Call(1 << (16 + key), time_us, Algorithm.Ring, protocol, 8)
 
 
-def level_of_last(brain: ScriptedBrain, calls: list[Call], num_timed: int | None) -> float:
-    task = KeyCalls(Collective.AllReduce, 80, tuple(calls), num_timed)
+def level_of_last(
+    brain: ScriptedBrain,
+    calls: list[Call],
+    num_timed: int | None,
+    collective: Collective = Collective.AllReduce,
+) -> float:
+    task = KeyCalls(collective, 80, tuple(calls), num_timed)
     return float(brain.interference([task])[0, -1])
 
 
@@ -125,6 +130,16 @@ def test_a_brain_finds_what_the_trigger_finds_call_by_call(
     for tasks, wanted in watched_questions(Detector.load(trigger), random, 30):
         found = brain.interference(tasks)
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_collectives_of_one_size_bin_are_watched_apart(watching: Artifact) -> None:
+    calls, others = slowing(60, 40), slowing(60, 60)
+    alone, both = (ScriptedBrain(watching.directory / "brain.pt") for _ in range(2))
+    for count in range(1, 61):
+        window = slice(max(count - 8, 0), count)
+        level_of_last(both, others[window], count, Collective.AllGather)
+        found = level_of_last(both, calls[window], count)
+        assert found == level_of_last(alone, calls[window], count)
 
 
 def test_a_call_that_is_shown_again_is_not_seen_again(watching: Artifact) -> None:

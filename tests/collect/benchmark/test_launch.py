@@ -343,14 +343,14 @@ def test_benchmark_of_the_host_is_found_where_a_mount_shows_it(tmp_path: Path) -
     assert found == ["/mine/built/reduce_perf", "/opt/reduce_perf", "reduce_perf"]
 
 
-#: Takes `exec --nv --bind A:B ... IMAGE` off, notes it, makes what is bound be there by links, and
-#: runs the rest.
+#: Takes `exec --nv --bind A:B ... IMAGE` off, makes what is bound be there by links, notes the
+#: rest with the variables that it would set, and runs it.
 APPTAINER = """#!/bin/bash
 shift 2
 while [ "$1" = --bind ]; do ln -sfn "${{2%%:*}}" "${{2#*:}}"; shift 2; done
 ln -sfn "$1" {inside}/image
 shift
-echo "$@" >> {log}
+echo "$@" $(env | grep ^APPTAINERENV_) >> {log}
 exec "$@"
 """
 

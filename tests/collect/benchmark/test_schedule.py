@@ -77,6 +77,12 @@ def test_nothing_is_lost_whatever_is_picked(data: st.DataObject, count: int, lim
     assert len(set(grid.blocks)) == len(grid.blocks)
 
 
+def test_large_messages_have_longer_before_they_count_as_hung() -> None:
+    calls = Calls(20, 5, 1)
+    assert calls.slow_s(64 << 10) < 0.1
+    assert calls.slow_s(4 << 30) > 2 * 126  # LL with one channel took 126 s on two nodes of H100
+
+
 def test_command_line_of_a_sweep_and_of_a_read_back() -> None:
     def line(mode: LaunchMode, made: Sweep = IN_NET) -> str:
         launch = launch_of(NET_TRIALS, mode)

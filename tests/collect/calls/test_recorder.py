@@ -144,6 +144,21 @@ def test_times_are_of_all_channels_or_none(
     assert times == {key: timed.get(key, (0, 0, FLAG_INCOMPLETE)) for key in times}
 
 
+def test_the_oldest_gives_way(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more calls than can wait for their times; what is late for it is nobody's."""
+    monkeypatch.setenv("DYNAMICCL_SAMPLE_PERCENT", "100")
+    with recording(library) as comm:
+        waiting = [comm.call()[0] for _ in range(1100)]
+        for place, launched in enumerate(waiting):
+            comm.kernels(launched, 1 if place < 76 else 100, 200)
+    found = np.sort(records(tmp_path), order="sequence")
+    assert found["sequence"].tolist() == [*range(1100)]
+    assert (found["flags"][:76] == FLAG_INCOMPLETE).all()
+    assert (found["start_ns"][76:] == 100).all()
+
+
 @VERSIONS
 def test_captured_calls_are_marked(version: int, library: Path, tmp_path: Path) -> None:
     with recording(library, version) as comm:
