@@ -36,7 +36,7 @@ SEEDS: Final = {
     "netsense": "NetSenseML",
     "autoccl": "AutoCCL",
 }
-STATUSES: Final = ("Works", "Not taken", "Waits")
+STATUSES: Final = ("Works", "Misses", "Not taken", "Waits")
 _ROWS: Final = re.compile(rf"^\* \*\*({'|'.join(STATUSES)})\*\* ([\d, -]+):", re.MULTILINE)
 
 

@@ -30,7 +30,6 @@ import typer
 from dynamiccl.datasets.features import TUNED, Observations
 from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, Call, CallColumns
 from dynamiccl.datasets.manifest import BRAIN_NAME
-from dynamiccl.datasets.objective import SmPrice
 from dynamiccl.datasets.questions import allowed, cold_questions
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UnknownName, UserError
 from dynamiccl.files import end_with_parent
@@ -204,15 +203,11 @@ class TunerBrain:
 
     Ours begins with the artifact's table, hears of interference by its Trigger and needs torch;
     AutoCCL's begins with NCCL's choice. Both go on from another table in force. Slack raises
-    UserError. A call's time counts as longer by `sm_price`, % a channel: what compute beside it
-    loses.
+    UserError.
     """
 
-    def __init__(self, artifact: Artifact, *, is_ours: bool = False, sm_price: float = 0.0) -> None:
+    def __init__(self, artifact: Artifact, *, is_ours: bool = False) -> None:
         artifact.refuse_slack("which no search keeps to")
-        self._sm_price = sm_price / 100.0
-        #: Of NCCL's own choice, as far as it is known.
-        self._own_channels: dict[Key, int] = {}
         self._artifact, self._is_ours = artifact, is_ours
         self._configs = artifact.manifest.actions().configs
         self._spaces: dict[Key, SearchSpace] = {}
@@ -289,9 +284,7 @@ class TunerBrain:
         progress.num_told = told
         size_bytes = bin_center_bytes(task.bin)
         for call in calls:
-            time_us = call.time_us * size_bytes / call.size_bytes
-            channels = call.num_channels or running.num_channels or self._own_channels[key]
-            self._tuner.tell(key, time_us * (1.0 + self._sm_price * channels), progress.playing)
+            self._tuner.tell(key, call.time_us * size_bytes / call.size_bytes, progress.playing)
         progress.playing = self._tuner.ask(key)
 
     def _open_space(self, task: KeyCalls, running: Config) -> SearchSpace:
@@ -299,7 +292,6 @@ class TunerBrain:
         mask = self._mask[task.collective, task.bin - self._table.first_bin]
         last = task.calls[-1]
         ran = Config(last.algorithm, last.protocol, last.num_channels)
-        self._own_channels[task.collective, task.bin] = last.num_channels or 0
         begin, playable = _requested(self._table, task), np.flatnonzero(mask).tolist()
         is_played = begin in [self._configs[action] for action in playable]
         return SearchSpace(
@@ -317,11 +309,7 @@ class TunerBrain:
             self._q = self._policy.values(Observations.cold(asked.context), asked.mask)
         collective, index = key
         q = self._q[collective * self._table.num_bins + index - self._table.first_bin]
-        space, own = self._spaces[key], self._own_channels[key]
-        prior = Prior.of_policy(space, bin_center_bytes(index), predicted(q))
-        channels = np.array([choice.config.num_channels or own for choice in space.choices])
-        price = np.log1p(self._sm_price * channels)
-        return replace(prior, mean=prior.mean + price - price[space.default])
+        return Prior.of_policy(self._spaces[key], bin_center_bytes(index), predicted(q))
 
 
 def _requested(table: DecisionTable | None, task: KeyCalls) -> Config:
@@ -348,12 +336,8 @@ POLICIES: Final[Mapping[str, MakeBrain]] = {
 }
 
 
-def find_policy_maker(name: str, sm_price: float = 0.0) -> MakeBrain:
+def find_policy_maker(name: str) -> MakeBrain:
     """A built-in policy's maker, or `module:function`; raises UnknownName and UserError."""
-    if sm_price and name not in {"autoccl", "search"}:
-        raise UserError(f"--policy {name} knows no --sm-price: take search or autoccl")
-    if sm_price:
-        return lambda artifact: TunerBrain(artifact, is_ours=name == "search", sm_price=sm_price)
     if ":" not in name:
         if name not in POLICIES:
             raise UnknownName("policy", name, [*POLICIES, "module:function"], where="--policy")
@@ -372,7 +356,6 @@ def brain_command(
     policy: Annotated[
         str, typer.Option(help=f"One of {', '.join(POLICIES)}, or module:function of your own.")
     ],
-    sm_price: SmPrice = 0.0,
 ) -> None:
     """Answer the leader of a job in mode `adaptive`: questions on stdin, answers on stdout.
 
@@ -385,10 +368,10 @@ def brain_command(
     end_with_parent()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's; the processors are the job's
     if sys.stdin.isatty():
-        find_policy_maker(policy, sm_price)  # a person is told at once
+        find_policy_maker(policy)  # a person is told at once
 
     def make(artifact: Artifact) -> Brain:
-        return find_policy_maker(policy, sm_price)(artifact)  # the leader hears what is wrong
+        return find_policy_maker(policy)(artifact)  # the leader hears what is wrong
 
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)  # what a policy prints is no answer

@@ -5,10 +5,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ import pytest
 
 from dynamiccl.datasets.history import Call
 from dynamiccl.errors import CorruptFile, UnknownName, UserError
-from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain import (
     POLICIES,
@@ -206,54 +204,9 @@ def test_artifact_asks_the_policy(small_artifact: Artifact, tmp_path: Path) -> N
         POLICIES["artifact"](older)
 
 
-def play(
-    artifact: Artifact,
-    time_us: Callable[[Config], float],
-    steps: int,
-    policy: str,
-    sm_price: float = 0.0,
-    channels: Mapping[Config, int] = MappingProxyType({}),
-) -> list[Config]:
-    """Let the search drive one task key; what was in force after each step."""
-    brain = find_policy_maker(policy, sm_price)(artifact)
-    in_force: DecisionTable | None = None
-    calls: list[Call] = []
-    played = []
-    noise = np.random.default_rng(9)
-    for _ in range(steps):
-        config = (in_force.at(*KEY) if in_force else None) or ABSTAIN
-        used = config if config != ABSTAIN else Config(Algorithm.Tree, Protocol.LL)
-        for _ in range(4):
-            us = time_us(config) * noise.uniform(0.98, 1.02)
-            calls.append(Call(SIZE, us, used.algorithm, used.protocol, channels.get(config, 8)))
-        window = KeyCalls(*KEY, tuple(calls[-8:]), len(calls))
-        in_force = brain.decide(CONFIG, History((window,), in_force)) or in_force
-        played.append(config)
-    return played
-
-
 @pytest.fixture(scope="module")
 def hinted(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return make_artifact(tmp_path_factory.mktemp("hinted"), HintPolicy())
-
-
-@pytest.mark.parametrize("policy", ["autoccl", "search"])
-def test_a_price_of_channels_finds_what_is_as_fast_with_fewer(
-    hinted: Artifact, policy: str
-) -> None:
-    """Ring/LL128 runs eight channels and is 2 % faster than Ring/LL, which runs two."""
-    many, few = Config(Algorithm.Ring, Protocol.LL128), Config(Algorithm.Ring, Protocol.LL)
-
-    def time_us(config: Config) -> float:
-        return {many: 49.0, few: 50.0, ABSTAIN: 70.0}.get(config, 90.0)
-
-    found = [play(hinted, time_us, 300, policy, price, {few: 2})[-1] for price in (0.0, 3.0)]
-    assert found == [many, few]
-
-
-def test_only_a_search_has_a_price_of_channels() -> None:
-    with pytest.raises(UserError, match="take search or autoccl"):
-        find_policy_maker("artifact", 0.3)
 
 
 def test_a_tuner_that_is_started_anew_goes_on_from_the_table_in_force(hinted: Artifact) -> None:
