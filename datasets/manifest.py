@@ -349,7 +349,7 @@ def costs_beside(costs: pl.DataFrame, supports: Sequence[Support]) -> pl.DataFra
     """Rows of the supports' systems, profiles and releases; of shapes that nobody measured, too."""
     types = {name: costs.schema[name] for name in _MAKE}
     known = pl.DataFrame([{name: getattr(s, name) for name in _MAKE} for s in supports], types)
-    return costs.join(known, on=_MAKE, how="semi", nulls_equal=True)  # type: ignore[arg-type]
+    return costs.join(known, on=_MAKE, how="semi", nulls_equal=True)
 
 
 def _fingerprints(part: pl.DataFrame, nccl_version: str | None) -> list[str]:
