@@ -45,7 +45,7 @@ from dynamiccl.collect.output import (
 )
 from dynamiccl.datasets.schema import COSTS, MEASUREMENTS, QUIET, Source, Statistic, Status
 from dynamiccl.datasets.store import check_slug, columns_table, scope_of, slug, trial_id
-from dynamiccl.errors import MissingPath, OutputError
+from dynamiccl.errors import MissingPath, OutputError, UserError
 from dynamiccl.nccl import Algorithm, Collective, NcclVersion, Protocol
 from dynamiccl.simulator.toml_table import Table, parse_toml
 from dynamiccl.sizes import MAX_SIZE_BITS
@@ -129,6 +129,8 @@ class ImportOptions(Known):
 
 
 class _SystemFacts(Table):
+    model_config = ConfigDict(strict=True)
+
     #: New name, where the one in the data is unwieldy.
     name: _System | None = None
     compute_capability: float | None = Field(default=None, ge=3.0, le=100.0)
@@ -151,7 +153,11 @@ def load_systems(path: Path | None) -> dict[str, Row]:
         return {}
     if not path.is_file():
         raise MissingPath("systems file", path, "write one with a [systems.NAME] table")
-    found = parse_toml(_Systems, path.read_text(encoding="utf-8"), where=str(path)).systems
+    try:
+        found = parse_toml(_Systems, path.read_bytes(), where=str(path)).systems
+    except UserError as error:
+        keys = ", ".join(_SystemFacts.model_fields)
+        raise UserError(f"{error}; write tables [systems.NAME] with any of {keys}") from error
     rows = {name: facts.model_dump(exclude_none=True) for name, facts in found.items()}
     return {name: {"system": row.pop("name", name), **row} for name, row in rows.items()}
 

@@ -13,7 +13,7 @@ N windows, K = WINDOW_LENGTH calls, W = len(WINDOW_FEATURES), H = len(HISTORY_FE
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -81,12 +81,13 @@ class CallColumns:
     @classmethod
     def of(cls, calls: Sequence[Call]) -> Self:
         """One row a call."""
-        found = cls.empty(len(calls))
-        for row, call in enumerate(calls):
-            for name, value in asdict(call).items():
-                unknown = 0 if name == "num_channels" else UNKNOWN
-                getattr(found, name)[row] = unknown if value is None else value
-        return found
+        columns = []
+        for name, kind in zip(cls.__slots__, _CALL_TYPES, strict=True):
+            unknown = 0 if name == "num_channels" else UNKNOWN
+            values = [getattr(call, name) for call in calls]
+            known = [unknown if value is None else value for value in values]
+            columns.append(np.array(known, dtype=kind))
+        return cls(*columns)
 
     @classmethod
     def empty(cls, count: int) -> Self:

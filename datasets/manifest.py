@@ -227,7 +227,8 @@ class Manifest:
         if version != FORMAT_VERSION:
             raise SchemaMismatch(
                 f"{path} has format version {version!r}, this release reads {FORMAT_VERSION}; "
-                "export the policy again with this release"
+                "train again with this release (dynamiccl-train fit) and export that, or use the "
+                "release that made it"
             )
         try:
             manifest = TypeAdapter(cls).validate_python(raw)
@@ -346,9 +347,9 @@ def _support(key: dict[str, Any], part: pl.DataFrame, noise: pl.DataFrame) -> Su
 
 def costs_beside(costs: pl.DataFrame, supports: Sequence[Support]) -> pl.DataFrame:
     """Rows of the supports' systems, profiles and releases; of shapes that nobody measured, too."""
-    known = pl.DataFrame([{name: getattr(s, name) for name in _MAKE} for s in supports])
     types = {name: costs.schema[name] for name in _MAKE}
-    return costs.join(known.cast(types), on=_MAKE, how="semi", nulls_equal=True)  # type: ignore[arg-type]
+    known = pl.DataFrame([{name: getattr(s, name) for name in _MAKE} for s in supports], types)
+    return costs.join(known, on=_MAKE, how="semi", nulls_equal=True)
 
 
 def _fingerprints(part: pl.DataFrame, nccl_version: str | None) -> list[str]:

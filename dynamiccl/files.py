@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Final
@@ -40,9 +39,8 @@ def replacing(path: Path, *, is_synced: bool = False) -> Iterator[Path]:
         hidden.unlink(missing_ok=True)
 
 
-@cache
 def clear_leftovers(folder: Path) -> None:
-    """Remove what writers into `folder` left that were killed an hour ago or longer; once."""
+    """Remove what writers into `folder` left that were killed an hour ago or longer."""
     for left in folder.glob(f"{WRITING}*"):
         with suppress(OSError):  # another one removed it, or may
             if time.time() - left.lstat().st_mtime < _LEFT_S:

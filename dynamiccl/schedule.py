@@ -239,6 +239,7 @@ def _problems(schedule: Schedule) -> Iterator[str]:
         yield f"a chunk of {chunk_bytes} bytes is outside 1..{_INT32_MAX}: take it out"
     for what, count, most in (
         ("calls of half a block", schedule.calls_per_half, MAX_CALLS),
+        *(("calls of a warm-up run", calls, MAX_CALLS) for _, calls in schedule.warmup),
         ("sizes", len(schedule.sizes), MAX_SIZES),
         ("blocks", schedule.num_blocks, MAX_BLOCKS),
         ("distinct configs", len(configs), MAX_CONFIGS),

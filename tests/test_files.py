@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.datasets.manifest import Manifest
-from dynamiccl.files import clear_leftovers, replacing, toml_names
+from dynamiccl.files import replacing, toml_names
 from tests.policies import hand_made_manifest
 from tests.rows import default, forced, frame
 
@@ -38,7 +38,6 @@ def test_what_killed_writers_left_is_in_no_manifest_and_goes_after_an_hour(tmp_p
     new.write_text("half")
     os.utime(old, (0, 0))
     rows = frame(default(), forced("Ring", "LL"))
-    clear_leftovers.cache_clear()  # a process looks once
     policy = hand_made_manifest(rows, rows.select("system", "collective", noise_band=0.01))
     written = policy.write(tmp_path)
     assert written.files == {}

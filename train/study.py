@@ -311,8 +311,8 @@ def _run(
                 trial.set_user_attr("runs", [asdict(run) for run in runs])  # some of a search's
             value = float(np.mean([run.validation_regret for run in runs]))
         except KeyboardInterrupt:
-            _end(study, trial.number)
-            _queue_again(study, study.get_trials(deepcopy=False)[trial.number])
+            if _end(study, trial.number):  # else another worker has taken it over
+                _queue_again(study, study.get_trials(deepcopy=False)[trial.number])
             raise
         except Exception as error:  # stops no other trial
             kind = "" if isinstance(error, DynamicclError) else f"{type(error).__name__}: "

@@ -380,8 +380,11 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
     if folder.exists():
         raise MissingPath("policy", folder, "give an MLflow run id, a run directory or an artifact")
     check_there(tracking_uri, run_or_folder)
+    uri = run_or_folder
+    if not _is_elsewhere(uri):
+        with _store(tracking_uri) as client:  # one that does not answer says so
+            client.search_experiments(max_results=1)
     try:
-        uri = run_or_folder
         if not _is_elsewhere(uri):
             _, uri = _run_and_address(_connect(tracking_uri), uri)
         into, address = mkdtemp(dir=_downloads().name), absolute_uri(tracking_uri)
@@ -423,7 +426,11 @@ def find_run(named: str, tracking_uri: str) -> str | None:
 def _run_and_address(client: Any, named: str) -> tuple[str, str]:
     """The run of a run id, a run name, `runs:/...` or `models:/...`, and its policy's address."""
     if named.startswith("models:/"):
-        version = client.get_model_version(*get_model_name_and_version(client, named))
+        name_and_version = get_model_name_and_version(client, named)
+        if len(name_and_version) < 2:
+            forms = f"models:/{MODEL_NAME}@{CANDIDATE} or models:/{MODEL_NAME}/VERSION"
+            raise UserError(f"'{named}' is no registered model's version; give {forms}")
+        version = client.get_model_version(*name_and_version)
         return version.run_id, version.source
     if named.startswith("runs:/"):
         return named.removeprefix("runs:/").partition("/")[0], named

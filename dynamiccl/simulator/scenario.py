@@ -186,8 +186,8 @@ def find_scenario(name_or_path: str) -> Scenario:
     if path.suffix != _SUFFIX:
         if name_or_path not in shipped_scenarios():
             raise UnknownName("scenario", name_or_path, [*shipped_scenarios(), "FILE.toml"])
-        text = (_SHIPPED / f"{name_or_path}{_SUFFIX}").read_text(encoding="utf-8")
+        text = (_SHIPPED / f"{name_or_path}{_SUFFIX}").read_bytes()
         return parse_toml(Scenario, text, where=f"{name_or_path}{_SUFFIX}")
     if not path.is_file():
         raise MissingPath("scenario", path, f"name one of {', '.join(shipped_scenarios())}")
-    return parse_toml(Scenario, path.read_text(encoding="utf-8"), where=path.name)
+    return parse_toml(Scenario, path.read_bytes(), where=path.name)

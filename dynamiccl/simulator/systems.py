@@ -429,11 +429,11 @@ def system_file(name: str) -> SystemFile:
     if path.suffix != _SUFFIX:
         if name not in PARAMETRIC:
             raise UnknownName("parametric system", name, PARAMETRIC)
-        text = (_SHIPPED / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
+        text = (_SHIPPED / f"{name}{_SUFFIX}").read_bytes()
         return parse_toml(SystemFile, text, where=f"{name}{_SUFFIX}")
     if not path.is_file():
         raise MissingPath("system file", path, "write one with 'dynamiccl-collect fit-simulator'")
-    return parse_toml(SystemFile, path.read_text(encoding="utf-8"), where=name)
+    return parse_toml(SystemFile, path.read_bytes(), where=name)
 
 
 def find_system(name: str) -> System:

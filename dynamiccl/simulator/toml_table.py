@@ -47,10 +47,12 @@ def first_problem(error: Exception) -> str:
     return told if first["type"] == _UNKNOWN_KEY else f"{told} (got {first['input']!r:.60})"
 
 
-def parse_toml(model: type[T], text: str, *, where: str) -> T:
+def parse_toml(model: type[T], text: bytes, *, where: str) -> T:
     """The model of a TOML text. Raises UserError with file, key, value and problem."""
     try:
-        return model.model_validate(tomllib.loads(text))
+        return model.model_validate(tomllib.loads(text.decode()))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where} is not TOML: {error}; save it as UTF-8") from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{where} is not TOML: {error}; correct that line") from error
     except (ValidationError, DynamicclError) as error:

@@ -64,11 +64,13 @@ def test_systems_file_sets_topology_and_name(log: Path, tmp_path: Path) -> None:
     [
         ("[systems.s]\nnvlink = 5", r"systems\.s: unknown key 'nvlink'.*known keys are name"),
         ('[systems.s]\nname = "a b"', "cannot be a directory name"),
+        ('[systems.s]\nnvlinks_per_gpu = "4"', r"got '4'.*\[systems\.NAME\] with any of name, "),
+        ("# \xe9", "is not TOML: .*save it as UTF-8"),
     ],
 )
 def test_wrong_systems_file(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "systems.toml"
-    path.write_text(text)
+    path.write_text(text, encoding="latin-1")
     with pytest.raises(UserError, match=message):
         load_systems(path)
 

@@ -214,7 +214,7 @@ def test_field_that_is_missing_or_of_another_type_is_corrupt(
     with pytest.raises(CorruptFile, match=rf"manifest\.json: .*{said}.*export the policy again"):
         Manifest.read(policy)
     change(policy, lambda raw: raw.update(format_version=1))
-    with pytest.raises(SchemaMismatch, match="format version 1, this release reads 2"):
+    with pytest.raises(SchemaMismatch, match="version 1, this release reads 2; train again"):
         Manifest.read(policy)
 
 

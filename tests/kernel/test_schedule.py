@@ -63,6 +63,7 @@ def test_limits_are_within_what_the_plugin_reads() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        ({"warmup": ((1024, (1 << 24) + 1),)}, "16777217 calls of a warm-up run cannot be played"),
         ({"calls_per_half": 0}, "0 calls of half a block cannot be played; spread them over"),
         ({"calls_per_half": (1 << 24) + 1}, "launches of 1 to 16777216 calls"),
         ({"sizes": (), "cycles": ((),)}, "a schedule of 0 sizes cannot"),

@@ -11,7 +11,7 @@ import pytest
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.manifest import Manifest, Support
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UnknownName, UserError
-from dynamiccl.files import WRITING, clear_leftovers
+from dynamiccl.files import WRITING
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import (
     MAX_BYTES,
@@ -185,7 +185,6 @@ def test_what_is_refused_never_stands_at_out_and_killed_exports_go(
     killed = tmp_path / f"{WRITING}killed"
     killed.mkdir()
     os.utime(killed, (0, 0))
-    clear_leftovers.cache_clear()  # a process looks once
     # As a disk that does not keep what was written.
     with monkeypatch.context() as patch:
         patch.setattr(PluginIndex, "to_bytes", lambda _: b"torn")

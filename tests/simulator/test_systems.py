@@ -60,7 +60,7 @@ TEXT = systems.system_text(systems.system_file("b300-nvlink"))
 def test_text_of_a_file_says_what_the_file_says(name: str) -> None:
     file = systems.system_file(name)
     text = systems.system_text(file, head="by hand\n\nand twice")
-    assert parse_toml(systems.SystemFile, text, where="x") == file
+    assert parse_toml(systems.SystemFile, text.encode(), where="x") == file
 
 
 @pytest.mark.parametrize("name", systems.PARAMETRIC)

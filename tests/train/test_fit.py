@@ -107,6 +107,11 @@ def test_what_is_no_run_and_no_store_says_so(trained: Trained, tmp_path: Path) -
         policy_directory(str(tmp_path), trained.tracking_uri)
     with pytest.raises(UserError, match=r"cannot track .*let MLFLOW_TRACKING_URI be sqlite:///"):
         open_run(str(tmp_path / "files"), "x", "run")
+    for named in ("cql-seed0", trained.run_id):
+        with pytest.raises(UserError, match="cannot track"):
+            policy_directory(named, str(tmp_path / "files"))
+    with pytest.raises(UserError, match="give models:/dynamiccl@candidate or models:/"):
+        policy_directory("models:/m-123", trained.tracking_uri)
 
 
 def test_data_without_validation_sizes_says_which_to_measure(tmp_path: Path) -> None:

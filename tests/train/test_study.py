@@ -245,6 +245,22 @@ def test_a_trial_is_given_back_any_number_of_times_and_dies_four_times(
     assert latest_trials(study)[0].state is TrialState.WAITING
 
 
+def test_a_stopped_worker_gives_back_no_trial_that_another_has_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = new_store(tmp_path)
+    study = begin_study(planned(tmp_path), uri)
+
+    def wake(*_: object, **__: object) -> None:
+        studies._end(study, 0, 0.5)  # the other worker
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(studies, "fit", wake)
+    with pytest.raises(KeyboardInterrupt):
+        list(work(study, uri))
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE]
+
+
 def test_the_trial_of_a_worker_that_is_killed_is_run_by_another(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,6 +139,7 @@ def test_shapes_have_costs_where_these_are_known_and_measured_ones_are_refused(f
     assert costs_beside(pl.concat([costs, wider]), manifest.supports).height == 2 * costs.height
     elsewhere = costs.with_columns(launch_profile=pl.lit("tuned"))
     assert costs_beside(elsewhere, manifest.supports).is_empty()
+    assert costs_beside(costs, []).is_empty()
     network = replace(manifest, knows_shapes=False)
     with pytest.raises(UserError, match="knows nothing of 16x8"):
         with_shape(network, 16, 8)
