@@ -10,7 +10,7 @@ wide    residual, fully connected: 46.3 MB of gradients, as ResNet-18's (NetSens
         46.2 MB), in three of DDP's buckets, and little arithmetic; numbers at random, for times.
 
 `topk-K` is the usual one: each rank's own largest in 32 bits, by an all-gather, with error
-feedback; `static-K` is NetSense's exchange at a ratio that stays.
+feedback as NetSense's; `static-K` is NetSense's exchange at a ratio that stays.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from dynamiccl.serve.ddp import HostClock, NetSense, Settings, netsense_hook, sent_again
-from dynamiccl.serve.ddp.compression import largest
+from dynamiccl.serve.ddp.compression import Residuals, largest
 
 #: A rank's samples in a step.
 BATCH: Final = 8
@@ -86,19 +86,23 @@ def make_data(name: str, seed: int) -> Data:
 class TopK:
     """Error feedback and a rank's own k largest."""
 
-    def __init__(self, ratio: float, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, ratio: float, group: dist.ProcessGroup, optimizer: torch.optim.Optimizer
+    ) -> None:
         self.ratio = ratio
-        self._group = group
-        self._residuals: dict[int, torch.Tensor] = {}
+        self._group, self._optimizer = group, optimizer
+        self._residuals, self._rate = Residuals(), float(optimizer.param_groups[0]["lr"])
         self._turn = 0
 
     def exchange(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """The hook."""
         gradient, ranks = bucket.buffer(), dist.get_world_size(self._group)
-        owed = self._residuals.get(bucket.index())
-        if owed is None or owed.shape != gradient.shape:
-            # DDP makes its buckets anew after the first step, whose rest is dropped here.
-            owed = self._residuals[bucket.index()] = torch.zeros_like(gradient)
+        rate = float(self._optimizer.param_groups[0]["lr"])
+        if rate and rate != self._rate:
+            self._residuals.scale(self._rate / rate)
+            self._rate = rate
+        layout = tuple((str(id(each)), each.numel()) for each in bucket.parameters())
+        owed = self._residuals.of(layout, gradient.device)
         self._turn += 1
         owed.add_(gradient)
         count = max(1, int(self.ratio * len(owed)))
@@ -148,7 +152,8 @@ def use(method: str, model: DistributedDataParallel, optimizer: torch.optim.Opti
     if name == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif name == "topk":
-        model.register_comm_hook(TopK(float(ratio), model.process_group), topk_hook)
+        rival = TopK(float(ratio), model.process_group, optimizer)
+        model.register_comm_hook(rival, topk_hook)
     return dict
 
 

@@ -129,8 +129,8 @@ def read(numbers: Sequence[float], told: Interval, step: int) -> Interval:
     if least != -largest:
         raise UserError(
             f"ranks disagree on the state of NetSense at step {step} (marks {least:.0f} to "
-            f"{-largest:.0f}): every rank must have the same Settings, and load the state_dict "
-            f"that it saved at the same step, or none"
+            f"{-largest:.0f}): every rank must have the same Settings and momentum, and load "
+            f"the state_dict that it saved at the same step, or none"
         )
     known = [value if math.isfinite(value) else None for value in measured]
     transfer, latency, overlap, codec, turned, lost, norm = known
@@ -201,6 +201,8 @@ class BucketMarks:
     written: Any = None
     #: Squared L2 norm of its mean gradient.
     square: torch.Tensor | None = None
+    #: What a callback's stream reads, kept until DDP has waited for it.
+    places: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -286,9 +288,9 @@ class NetSense:
                 f"wrap the model in it first"
             )
         settings = settings or Settings()
-        plain_sgd = isinstance(optimizer, torch.optim.SGD) and not any(
-            group["momentum"] for group in optimizer.param_groups
-        )
+        self._optimizer = optimizer
+        plain_sgd = isinstance(optimizer, torch.optim.SGD) and not self._momentum()
+        self._without_momentum = settings.shared is None and plain_sgd
         shared = plain_sgd if settings.shared is None else settings.shared
         self.settings = replace(settings, shared=shared)
         self._group: dist.ProcessGroup = model.process_group
@@ -305,7 +307,6 @@ class NetSense:
         )
         self._report = report
         self._residuals = Residuals()
-        self._optimizer = optimizer
         #: The learning rate of the step before, 0 for none.
         self._rate = 0.0
         self._places = Places()
@@ -398,7 +399,7 @@ class NetSense:
         told = propose(owed, layout, decision, share, ranks, self._steps)
         chosen = told.new_empty(ranks * len(told))
         self._places.put(layout, chosen)
-        marks.launched = self._clock.mark()
+        marks.places, marks.launched = places, self._clock.mark()
         first = dist.all_reduce(sent, group=self._group, async_op=True)
         kind = gradient.dtype
         write = lambda: gradient.zero_().index_copy_(0, places, sent.to(kind))  # noqa: E731
@@ -418,23 +419,23 @@ class NetSense:
         self, first: Any, chosen: torch.Tensor, told: torch.Tensor, marks: Any, write: Any
     ) -> Result:
         second = dist.all_gather_single(chosen, told, group=self._group, async_op=True)
-        both = torch.futures.collect_all([work.get_future() for work in (first, second)])
-        return self._then(both, marks, write)
+        # Not `collect_all`: on NCCL its callbacks would run on the compute stream, which waits.
+        return self._then(second.get_future(), marks, write, first.get_future())
 
     def _then(
         self,
         done: torch.futures.Future[Any],
         marks: BucketMarks,
         write: Callable[[], torch.Tensor],
+        before: torch.futures.Future[Any] | None = None,
     ) -> Result:
         """The callback must not hold self or the group: a group freed by its own thread aborts."""
         clock = self._clock
 
         def finish(future: torch.futures.Future[Any]) -> torch.Tensor:
-            for each in future.value():
-                # Of two collectives: a failed one's error.
-                if isinstance(each, torch.futures.Future):
-                    each.value()
+            future.value()
+            if before is not None:
+                before.wait()
             marks.done = clock.mark()
             result = write()
             values = result.float()
@@ -468,15 +469,26 @@ class NetSense:
                 decision = self._law.decision
             self._end_step(latency_s)
             self._told = self._last
-            state = self._steps, asdict(self.settings), self._law.state(), self._loaded
+            momentum = self._momentum() if self._without_momentum else 0.0
+            state = self._steps, asdict(self.settings), self._law.state(), self._loaded, momentum
             numbers = numbers_of(self._last, state)
             self._agreement = Agreement(numbers, self._norm, self._group, self._clock)
             if first:
                 # Before sizes depend on what a rank has loaded.
                 read(self._agreement.numbers(), self._told, self._steps)
+            if momentum:
+                raise UserError(
+                    f"the optimizer has momentum {momentum:g}, and had none when NetSense chose "
+                    f"shared positions: make NetSense after the scheduler, or choose "
+                    f"Settings(shared=False) or Settings(shared=True)"
+                )
         if ended.buckets and self._report:
             self._report(self.stats(), self._steps)
         self._before, self._step, self._steps = ended.end, Step(decision), self._steps + 1
+
+    def _momentum(self) -> float:
+        groups = self._optimizer.param_groups if self._optimizer else []
+        return max((float(group.get("momentum", 0.0)) for group in groups), default=0.0)
 
     def _follow_rate(self) -> None:
         """Keep what is owed in steps of the optimizer: it multiplies by its rate of now."""

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dynamiccl.serve.ddp import NetSense, Settings, netsense_hook
+from dynamiccl.serve.ddp import DeviceClock, NetSense, Settings, netsense_hook
 from tests.gpu.ranks import LIMIT_S, SOCKETS_ONLY, STAND_IN, plain_environment, skip_without_nccl
 
 pytestmark = pytest.mark.gpu
@@ -52,6 +52,19 @@ def test_the_hook_trains_on_nccl_over_sockets() -> None:
         for process in processes:
             process.kill()
     assert codes == [0] * ranks
+
+
+class Streams(DeviceClock):
+    """Knows on which stream each mark was taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of: dict[torch.cuda.Event, torch.cuda.Stream] = {}
+
+    def _event(self) -> torch.cuda.Event:
+        event = super()._event()
+        self.of[event] = torch.cuda.current_stream()
+        return event
 
 
 def make(device: torch.device) -> DistributedDataParallel:
@@ -97,7 +110,8 @@ def take_part() -> None:
         ("paper", Settings(mode="paper")),
     ):
         model = make(device)
-        state = NetSense(model, settings) if settings else None
+        clock = None if STAND_IN else Streams()
+        state = NetSense(model, settings, clock=clock) if settings else None
         if state:
             model.register_comm_hook(state, netsense_hook)
         seconds = statistics.median(train(model, rank, device)[WARMUP:])
@@ -109,6 +123,10 @@ def take_part() -> None:
         told = state.stats() if state else {}
         if state:
             assert told["steps"] == STEPS
+        if state and clock:
+            # On the compute stream, backward would wait for each exchange.
+            for bucket in state._step.buckets:
+                assert clock.of[bucket.launched] != clock.of[bucket.done], name
         if rank == 0:
             print(f"{name:10} {1e3 * seconds:8.2f} ms a step, ratio {told.get('ratio', 1.0):.4f}")
     assert torch.equal(found["dense"], found["all-reduce"])

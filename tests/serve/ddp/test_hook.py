@@ -95,6 +95,30 @@ def test_positions_are_shared_where_the_optimizer_is_known_to_have_no_momentum(
     ]
 
 
+def late_momentum(rank: int, wanted: bool | None) -> str:
+    """What is said where a scheduler brings momentum after NetSense was made."""
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    state = NetSense(model, Settings(shared=wanted), optimizer=optimizer, clock=STILL)
+    model.register_comm_hook(state, netsense_hook)
+    step_of(model, rank, 0)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+    try:
+        step_of(model, rank, 1)
+    except (RuntimeError, UserError) as error:
+        return str(error)
+    return ""
+
+
+def test_momentum_that_comes_after_shared_positions_were_chosen_is_refused_on_all_ranks(
+    tmp_path: Path,
+) -> None:
+    said = run_ranks(late_momentum, 2, tmp_path / "chosen")
+    assert all("has momentum 0.95" in each for each in said)
+    assert all("make NetSense after the scheduler" in each for each in said)
+    assert run_ranks(late_momentum, 2, tmp_path / "wanted", True) == ["", ""]
+
+
 def falling_rate(rank: int, _argument: object) -> list[float]:
     """What is owed after a step at a tenth of the rate of the step before, less that step's own."""
     owed = []
@@ -114,6 +138,27 @@ def falling_rate(rank: int, _argument: object) -> list[float]:
 def test_what_is_owed_is_sent_at_the_rate_of_the_step_that_computed_it(tmp_path: Path) -> None:
     for same, tenth in run_ranks(falling_rate, 2, tmp_path):
         assert tenth == pytest.approx(10.0 * same, rel=1e-4)
+
+
+def lost_of_two(_rank: int, _argument: object) -> list[str]:
+    """The errors of a bucket's result where one of its two collectives fails."""
+    state, found = with_hook(small_model(), SPARSE), []
+    for which in range(2):
+        both: list[torch.futures.Future[Any]] = [torch.futures.Future() for _ in range(2)]
+        marks, write = ddp.BucketMarks(0.0), lambda: torch.ones(1)
+        result = state._then(both[1], marks, write, both[0])
+        both[which].set_exception(ValueError(f"lost {which}"))
+        both[1 - which].set_result(None)
+        with pytest.raises((RuntimeError, ValueError)) as error:
+            result.wait()
+        found.append(str(error.value))
+    return found
+
+
+def test_a_bucket_whose_first_or_second_collective_fails_has_its_error(tmp_path: Path) -> None:
+    ((first, second),) = run_ranks(lost_of_two, 1, tmp_path)
+    assert "lost 0" in first
+    assert "lost 1" in second
 
 
 def disagreeing_clocks(rank: int, plan: tuple[Mode, int]) -> tuple[list[Any], torch.Tensor]:
