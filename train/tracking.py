@@ -380,13 +380,13 @@ def policy_directory(run_or_folder: str, tracking_uri: str) -> Path:
     if folder.exists():
         raise MissingPath("policy", folder, "give an MLflow run id, a run directory or an artifact")
     check_there(tracking_uri, run_or_folder)
-    uri = run_or_folder
+    uri, client = run_or_folder, None
     if not _is_elsewhere(uri):
         with _store(tracking_uri) as client:  # one that does not answer says so
             client.search_experiments(max_results=1)
     try:
-        if not _is_elsewhere(uri):
-            _, uri = _run_and_address(_connect(tracking_uri), uri)
+        if client is not None:
+            _, uri = _run_and_address(client, uri)
         into, address = mkdtemp(dir=_downloads().name), absolute_uri(tracking_uri)
         local = mlflow.artifacts.download_artifacts(uri, dst_path=into, tracking_uri=address)
     except MlflowException as error:
