@@ -23,10 +23,8 @@ probes were slower than incumbents. Noise of 2 %, t3 tails. Speed-ups are geomet
 alike; intervals are Student's t over systems (jobs: places). Writes out/bench/autoccl.json.
 """
 
-import json
 import math
 import os
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +35,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 from bench_plugin import measure_leader
-from harness import OUT, Figures, student, write_result
+from harness import Figures, run_parts, student
 from job_rules import QUIET
 from sklearn.ensemble import RandomForestRegressor
 
@@ -335,16 +333,5 @@ def knobs() -> Figures:
 PARTS: Final = {"micro": micro, "knobs": knobs, "jobs": jobs, "leader": measure_leader}
 
 
-def main() -> None:
-    """Run the parts that are asked for; others keep their figures."""
-    path = OUT / "autoccl.json"
-    figures: Figures = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    for name in sys.argv[1:] or PARTS:
-        if name not in PARTS:
-            sys.exit(f"no part {name}; choose from {', '.join(PARTS)}")
-        figures = {key: value for key, value in figures.items() if not key.startswith(f"{name}_")}
-        write_result("autoccl", figures := figures | PARTS[name]())
-
-
 if __name__ == "__main__":
-    main()
+    run_parts("autoccl", PARTS)

@@ -6,18 +6,18 @@ state and is as late: 0 is NCCL's own choice, 1 the oracle. Constants are of see
 
 import copy
 import itertools
-import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
+import harness
 import numpy as np
 import torch
-from harness import OUT, student, write_result
+from harness import student
 from online_world import Actions, RoundEnv, Setting
 
 from dynamiccl.datasets.history import WINDOW_FEATURES, WINDOW_LENGTH
@@ -187,14 +187,9 @@ def figures(name: str, values: Sequence[float]) -> Found:
 
 
 def run_parts(name: str, parts: Mapping[str, Callable[[], Found]]) -> None:
-    """Run the parts that are asked for; the others' figures stay."""
-    asked = sys.argv[1:] or list(parts)
-    if unknown := set(asked) - set(parts):
-        sys.exit(f"no part {', '.join(sorted(unknown))}; choose from {', '.join(parts)}")
-    path = OUT / f"{name}.json"
-    found: Found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    for part in asked:
-        began = time.monotonic()
-        found |= parts[part]() | {f"{part}_updates": UPDATES, f"{part}_seeds": len(SEEDS)}
-        found[f"{part}_minutes"] = round((time.monotonic() - began) / 60, 1)
-        write_result(name, found)
+    """As `harness.run_parts`; each part tells its updates and seeds, too."""
+
+    def told(part: str) -> Found:
+        return parts[part]() | {f"{part}_updates": UPDATES, f"{part}_seeds": len(SEEDS)}
+
+    harness.run_parts(name, {part: partial(told, part) for part in parts})
