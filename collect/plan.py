@@ -28,7 +28,7 @@ from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import UserError
 from dynamiccl.nccl import ABSTAIN, Collective, Config, NcclVersion
 from dynamiccl.simulator.cost_model import CostModel
-from dynamiccl.simulator.machine import find_machine, machine_names, read_machine
+from dynamiccl.simulator.machine import find_machine, machine_names
 from dynamiccl.simulator.system import UNTOUCHED, Call, Group
 from dynamiccl.simulator.systems import System, find_system
 
@@ -226,8 +226,7 @@ def shapes_command(
     --out data
     """
     check_slug(system, "system")
-    described = read_machine(Path(machine)) if machine.endswith(".toml") else find_machine(machine)
-    model = CostModel(NcclVersion.parse(nccl), described)
+    model = CostModel(NcclVersion.parse(nccl), find_machine(machine))
     for text in group:
         shape = Group(*cli.parse_group(text))
         try:
@@ -237,7 +236,7 @@ def shapes_command(
         known = {
             "system": system,
             "sweep": MODELLED_SWEEP,
-            "source_file": f"modelled: {described.name}",
+            "source_file": f"modelled: {model.machine.name}",
             "nccl_version": str(NcclVersion.parse(nccl)),
             "num_ranks": shape.num_ranks,
             "num_nodes": shape.num_nodes,

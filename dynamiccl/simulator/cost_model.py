@@ -110,7 +110,7 @@ class _Communicator:
     def num_channels(self) -> int:
         """`comm->nChannels` (`src/graph/connect.cc`)."""
         channels = min(2 * self.graph.channels, MAX_CHANNELS)
-        fast = self.graph.ring.intra_gbytes_per_s > 45.0
+        fast = self.graph.ring.gbytes_per_s[0] > 45.0
         if self.generation >= Generation.Hopper and not self.one_node and fast and channels < 16:
             channels *= 2
         if self.max_channels is not None:
@@ -146,7 +146,7 @@ class _Communicator:
         return self.graph.ring if algorithm is Algorithm.Ring else self.graph.tree
 
     def hop_inside(self, algorithm: Algorithm) -> Hop:
-        nvlink = self.search(algorithm).intra_path is Path.NVL
+        nvlink = self.search(algorithm).paths[0] is Path.NVL
         return Hop.NVLINK if nvlink else Hop.PCI
 
     def opened(self, algorithm: Algorithm) -> int:
@@ -154,8 +154,7 @@ class _Communicator:
 
     @cached_property
     def slow_ring(self) -> bool:
-        ring = self.graph.ring
-        return ring.intra_gbytes_per_s * self.graph.channels <= PCI_GBYTES_PER_S
+        return self.graph.ring.gbytes_per_s[0] * self.graph.channels <= PCI_GBYTES_PER_S
 
 
 class CostModel:
@@ -291,9 +290,10 @@ def _has(comm: _Communicator, algorithm: Algorithm) -> bool:
 
 
 def _has_ll128(comm: _Communicator, algorithm: Algorithm) -> bool:
-    search, generation = comm.search(algorithm), comm.generation
-    most = comm.release.ll128_hopper_path if generation >= Generation.Hopper else Path.PXB
-    return search.intra_path <= Path.NVB and search.inter_path <= most
+    inside, between = comm.search(algorithm).paths
+    is_hopper = comm.generation >= Generation.Hopper
+    most = comm.release.ll128_hopper_path if is_hopper else Path.PXB
+    return inside <= Path.NVB and between <= most
 
 
 def _corrections(
@@ -400,8 +400,7 @@ def _bus(
 
 
 def _per_channel(comm: _Communicator, search: Search) -> float:
-    slow = comm.group.num_nodes > 2
-    return search.inter_gbytes_per_s if slow else search.intra_gbytes_per_s
+    return search.gbytes_per_s[comm.group.num_nodes > 2]
 
 
 def _ring(comm: _Communicator, protocol: Protocol) -> float:
@@ -431,9 +430,9 @@ def _tree(comm: _Communicator, protocol: Protocol) -> float:
 
 def _nvls(comm: _Communicator, collective: Collective) -> float:
     search = comm.search(Algorithm.NVLS)
+    intra, inter = search.gbytes_per_s
     if comm.release.nvls_by_efficiency:
-        return search.channels * min(_nvls_intra(comm, collective), search.inter_gbytes_per_s)
-    intra, inter = search.intra_gbytes_per_s, search.inter_gbytes_per_s
+        return search.channels * min(_nvls_intra(comm, collective), inter)
     if collective in GATHERS:
         ranks = comm.group.ranks_per_node
         intra, inter = intra * (ranks - 1) / ranks, inter * _NVLS_NET_SHARE
@@ -442,18 +441,18 @@ def _nvls(comm: _Communicator, collective: Collective) -> float:
 
 def _nvls_tree(comm: _Communicator, collective: Collective) -> float:
     search = comm.search(Algorithm.NVLSTree)
-    two, inter = comm.group.num_nodes <= 2, search.inter_gbytes_per_s
+    two, (intra, inter) = comm.group.num_nodes <= 2, search.gbytes_per_s
     if comm.release.nvls_by_efficiency:
         most = comm.release.nvls_tree[comm.generation][comm.column]
         inter = min(inter * (2 if two else 1), most)
         return search.channels * min(_nvls_intra(comm, collective), inter)
-    return search.channels * min(search.intra_gbytes_per_s, inter if two else inter / 2)
+    return search.channels * min(intra, inter if two else inter / 2)
 
 
 def _nvls_intra(comm: _Communicator, collective: Collective) -> float:
     search = comm.search(Algorithm.NVLS)
     share = (search.channels - 1) / search.channels
-    intra = search.intra_gbytes_per_s * NVLS_EFFICIENCY[comm.generation] * share
+    intra = search.gbytes_per_s[0] * NVLS_EFFICIENCY[comm.generation] * share
     if collective is Collective.AllReduce:
         return 2.0 * intra
     ranks = comm.group.ranks_per_node

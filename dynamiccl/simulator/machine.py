@@ -7,22 +7,25 @@ v2.27.5-1, v2.27.7-1, v2.28.3-1, v2.28.7-1, v2.28.9-1, v2.29.2-1, v2.29.7-1, v2.
 v2.30.7-1. Latencies are us, bandwidths GB/s (10^9).
 """
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum, StrEnum
 from functools import cache
 from importlib import resources
 from pathlib import Path as FilePath
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final
 
-from dynamiccl.errors import CorruptFile, UnknownName
+from pydantic import BeforeValidator
+
+from dynamiccl.errors import UnknownName
 from dynamiccl.files import toml_names
 from dynamiccl.nccl import Algorithm, NcclVersion, Protocol
 from dynamiccl.simulator.system import Group
+from dynamiccl.simulator.toml_table import Table, parse_toml
 
 Triple = tuple[float, float, float]
-_FOLDER: Final = "machines"
+_SUFFIX: Final = ".toml"
+_SHIPPED: Final = resources.files(__package__) / "machines"
 
 
 class Path(IntEnum):
@@ -71,11 +74,17 @@ class Basis(StrEnum):
     ASSUMED = "assumed"
 
 
-_Kind = TypeVar("_Kind", bound=Enum)
+def _path(name: str) -> Path:
+    if name not in Path.__members__:
+        raise UnknownName("path", name, Path.__members__)
+    return Path[name]
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
+_Path = Annotated[Path, BeforeValidator(_path)]
+_Algorithm = Annotated[Algorithm, BeforeValidator(Algorithm.parse)]
+
+
+class Search(Table):
     """One search's result (`ncclTopoGraph`), and the shapes it holds for."""
 
     pattern: Pattern
@@ -83,12 +92,10 @@ class Search:
     nodes: tuple[int, int]
     ranks_per_node: tuple[int, int]
     channels: int
-    #: Of one channel.
-    intra_gbytes_per_s: float
-    inter_gbytes_per_s: float
+    #: Of one channel, inside a node and between nodes.
+    gbytes_per_s: tuple[float, float]
     #: The longest between GPUs, and between a GPU and its network card.
-    intra_path: Path
-    inter_path: Path
+    paths: tuple[_Path, _Path]
     inter_latency_us: float = 0.0
     #: Whether all channels visit the GPUs in the same order.
     same_channels: bool = True
@@ -118,32 +125,30 @@ class Graph:
         return min(self.ring.channels, self.tree.channels)
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Table):
     """A kind of node, with the results of NCCL's searches on it."""
 
-    name: str
+    #: Of the file.
+    name: str = ""
     description: str
     compute_capability: float
     cpu: Cpu
-    searches: Sequence[Search]
+    search: tuple[Search, ...]
     origin: str
-    without: frozenset[Algorithm] = frozenset()
+    without: frozenset[_Algorithm] = frozenset()
     #: The `topology` of decisions recorded on such a machine.
     recorded_as: str = ""
 
     def graph(self, group: Group) -> Graph:
         """The search results for a shape. Raises UnknownName for one not described."""
-        found = {search.pattern: search for search in self.searches if search.holds_for(group)}
+        found = {search.pattern: search for search in self.search if search.holds_for(group)}
         ring, tree = found.get(Pattern.RING), found.get(Pattern.TREE)
         if ring is None or tree is None:
+            rings = [search for search in self.search if search.pattern is Pattern.RING]
+            known = [f"{_span(ring.nodes)} x {_span(ring.ranks_per_node)}" for ring in rings]
             shape = f"{group.num_nodes} x {group.ranks_per_node}"
-            raise UnknownName(f"shape of nodes x ranks on {self.name}", shape, self._shapes())
+            raise UnknownName(f"shape of nodes x ranks on {self.name}", shape, known)
         return Graph(ring, tree, found.get(Pattern.NVLS))
-
-    def _shapes(self) -> list[str]:
-        rings = [search for search in self.searches if search.pattern is Pattern.RING]
-        return [f"{_span(s.nodes)} x {_span(s.ranks_per_node)}" for s in rings]
 
 
 def _span(ends: tuple[int, int]) -> str:
@@ -153,62 +158,21 @@ def _span(ends: tuple[int, int]) -> str:
 
 def machine_names() -> list[str]:
     """Names of the built-in machines."""
-    return toml_names(resources.files(__package__).joinpath(_FOLDER))
+    return toml_names(_SHIPPED)
 
 
 @cache
 def find_machine(name: str) -> Machine:
-    """A built-in machine. Raises UnknownName with the choices."""
-    if name not in machine_names():
+    """A built-in machine, or that of a TOML file. Raises UnknownName, and as `parse_toml`."""
+    file = FilePath(name)
+    if file.suffix == _SUFFIX:
+        text = file.read_bytes()
+    elif name in machine_names():
+        text = (_SHIPPED / f"{name}{_SUFFIX}").read_bytes()
+    else:
         raise UnknownName("machine", name, machine_names())
-    file = resources.files(__package__).joinpath(_FOLDER, f"{name}.toml")
-    return parse_machine(name, file.read_text(encoding="utf-8"))
-
-
-def read_machine(path: FilePath) -> Machine:
-    """A machine from a file. Raises CorruptFile."""
-    return parse_machine(path.stem, path.read_text(encoding="utf-8"))
-
-
-def parse_machine(name: str, text: str) -> Machine:
-    """A machine from TOML. Raises CorruptFile, and UnknownName for a value that is no choice."""
-    try:
-        fields = tomllib.loads(text)
-        searches = [_search(name, table) for table in fields.pop("search", [])]
-        without = [Algorithm.parse(text, where=name) for text in fields.pop("without", [])]
-        fields["cpu"] = _choice(Cpu, fields["cpu"], name)
-        return Machine(name=name, searches=searches, without=frozenset(without), **fields)
-    except tomllib.TOMLDecodeError as error:
-        raise CorruptFile(f"machine {name} is not TOML: {error}") from error
-    except KeyError as error:
-        raise CorruptFile(f"machine {name} lacks {error}") from error
-    except (TypeError, ValueError) as error:
-        raise CorruptFile(f"machine {name}: {error}") from error
-
-
-def _search(name: str, fields: dict[str, Any]) -> Search:
-    low, high = fields["nodes"]
-    least, most = fields["ranks_per_node"]
-    fields |= {"nodes": (low, high), "ranks_per_node": (least, most)}
-    fields["pattern"] = _choice(Pattern, fields["pattern"], name)
-    fields["basis"] = _choice(Basis, fields["basis"], name)
-    intra, inter = fields.pop("gbytes_per_s")
-    intra_path, inter_path = (_choice(Path, path, name) for path in fields.pop("paths"))
-    return Search(
-        intra_gbytes_per_s=intra,
-        inter_gbytes_per_s=inter,
-        intra_path=intra_path,
-        inter_path=inter_path,
-        **fields,
-    )
-
-
-def _choice(kind: type[_Kind], text: str, name: str) -> _Kind:
-    """By its value; a path by its name."""
-    choices = {str(one.name if isinstance(one, Path) else one): one for one in kind}
-    if text not in choices:
-        raise UnknownName("value", text, choices, where=f"machine {name}")
-    return choices[text]
+    found = parse_toml(Machine, text, where=f"machine {name}")
+    return found.model_copy(update={"name": file.stem if file.suffix == _SUFFIX else name})
 
 
 class Generation(IntEnum):

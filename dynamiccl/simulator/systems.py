@@ -24,7 +24,7 @@ from dynamiccl.files import toml_names
 from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator.cost_model import CostModel
 from dynamiccl.simulator.h100 import H100System
-from dynamiccl.simulator.machine import find_machine, read_machine
+from dynamiccl.simulator.machine import find_machine
 from dynamiccl.simulator.physics import (
     NVLS_KINDS,
     CellValues,
@@ -278,8 +278,7 @@ class ParametricSystem(CostModel):
     """NCCL's decisions, among the cells that a file has physics for. Raises UnknownName."""
 
     def __init__(self, file: SystemFile) -> None:
-        name = file.nccl.machine
-        machine = read_machine(Path(name)) if name.endswith(_SUFFIX) else find_machine(name)
+        machine = find_machine(file.nccl.machine)
         opens = file.nccl.min_channels, file.nccl.max_channels
         super().__init__(NcclVersion.parse(file.nccl_version), machine, *opens)
         self.file = file
