@@ -32,11 +32,10 @@ from dynamiccl.datasets.manifest import (
 )
 from dynamiccl.datasets.store import git_commit
 from dynamiccl.errors import CorruptFile, MissingPath, UserError
-from dynamiccl.files import replacing
 from dynamiccl.train import tracking
 from dynamiccl.train.cautious_fit import fit_tables
 from dynamiccl.train.data import TrainingData, base_residuals, load_data
-from dynamiccl.train.loop import Loop, read_state
+from dynamiccl.train.loop import Loop, read_state, write_state
 from dynamiccl.train.networks import ActionInputs, Network
 from dynamiccl.train.policy import PolicyModule, StatefulPolicyModule, forward, save_script
 from dynamiccl.train.recipe import CAUTIOUS, ONLINE, Recipe
@@ -46,8 +45,6 @@ Progress = Callable[[int, int, dict[str, float]], None]
 
 #: A killed run goes on from it; removed at the end.
 _STATE_NAME: Final = "state.pt"
-#: For runs that were killed before their first epoch.
-_BEGUN_NAME: Final = "begun.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +90,9 @@ def fit(  # noqa: PLR0913 - all of a run
     name = f"{tags.get('setting', recipe.name)}-seed{seed}"
     with tracking.open_run(tracking_uri, experiment, name, tags) as run:
         training = _Training(data, recipe, seed, run, progress, ray)
-        run.kept_folder.mkdir(parents=True, exist_ok=True)
-        with replacing(run.kept_folder / _BEGUN_NAME) as hidden:
-            hidden.write_text(json.dumps(training.facts), encoding="utf-8")
+        write_state(run.kept_folder / _STATE_NAME, facts=training.facts)
         training.begin(data_dir)
-        return training.train()
+        return training.train({})
 
 
 def resume(
@@ -110,7 +105,8 @@ def resume(
 ) -> FitSummary:
     """Continue a killed run in its MLflow run; raises as `fit`, MissingPath and CorruptFile."""
     with tracking.continue_run(tracking_uri, run_id) as run:
-        facts, state = _begun(run)
+        state = _state_of(run)
+        facts = state["facts"]
         recipe, seed = Recipe(**facts["recipe"]), int(facts["seed"])
         data = _load(data_dir, recipe, seed, ray)
         if data.digest != facts["data_hash"]:
@@ -120,7 +116,7 @@ def resume(
                 f"({first}); give --data that directory"
             )
         training = _Training(data, recipe, seed, run, progress, ray)
-        if state is None and not run.data.tags.get("data_hash"):
+        if not run.data.tags.get("data_hash"):
             training.begin(data_dir)
         return training.train(state)
 
@@ -141,24 +137,23 @@ def _load(data_dir: Path, recipe: Recipe, seed: int, ray: str | None) -> Trainin
     )
 
 
-def _begun(run: tracking.Run) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Arguments of a run, and its last state; None before the first epoch."""
-    path, begun = run.kept_folder / _STATE_NAME, run.kept_folder / _BEGUN_NAME
-    state = read_state(path) if path.exists() else None
-    if state is None and not begun.exists():
+def _state_of(run: tracking.Run) -> dict[str, Any]:
+    """The `facts` of a run and, after its first epoch, the state of its loop."""
+    path = run.kept_folder / _STATE_NAME
+    if not path.exists():
         raise MissingPath(
             f"state of run '{run.run_id}'",
             path,
             "a run keeps one until it is finished; begin anew with 'dynamiccl-train fit'",
         )
-    facts = json.loads(begun.read_text(encoding="utf-8")) if state is None else state["facts"]
-    if unknown := facts["recipe"].keys() - {each.name for each in fields(Recipe)}:
+    state = read_state(path)
+    if unknown := state["facts"]["recipe"].keys() - {each.name for each in fields(Recipe)}:
         raise CorruptFile(
             f"run '{run.run_id}' has settings that this release does not know "
             f"({', '.join(sorted(unknown))}): finish it with the release that began it, or train "
             "anew"
         )
-    return facts, state
+    return state
 
 
 #: The policy, what the summary tells of it, and metrics besides.
@@ -191,15 +186,14 @@ class _Training:
         text = f"{self.recipe.summary}. Trained on `{data_dir}` with seed {self.seed}."
         self.run.begin(data_dir, self.data.digest, params, text)
 
-    def train(self, state: dict[str, Any] | None = None) -> FitSummary:
+    def train(self, state: dict[str, Any]) -> FitSummary:
         if self.recipe.algorithm in CAUTIOUS:
             module, found, metrics = self._fit_tables()
         else:
             module, found, metrics = self._fit_networks(state)
         with tempfile.TemporaryDirectory() as folder:
             summary = self._track(Path(folder), module, found, metrics)
-        for name in (_STATE_NAME, _BEGUN_NAME):
-            (self.run.kept_folder / name).unlink(missing_ok=True)
+        (self.run.kept_folder / _STATE_NAME).unlink(missing_ok=True)
         return summary
 
     def _make_loop(self) -> Loop:
@@ -227,10 +221,10 @@ class _Training:
         self.run.log(tags={"cost_base": "cost" if uses_cost else "time"})
         return uses_cost
 
-    def _fit_networks(self, state: dict[str, Any] | None) -> _Fitted:
+    def _fit_networks(self, state: dict[str, Any]) -> _Fitted:
         """The best checkpoint with the best margin on validation; of equals the largest."""
         data, recipe, loop = self.data, self.recipe, self._make_loop()
-        if state is not None:
+        if "step" in state:
             loop.restore(state)
             if loop.step not in self.run.steps("validation_regret"):  # killed in between
                 self.run.log(loop.latest, step=loop.step)
@@ -238,7 +232,7 @@ class _Training:
         with contextlib.closing(loop.source):
             while not loop.is_over:
                 loop.run_epoch()
-                loop.save(self.run.kept_folder / _STATE_NAME, **self.facts)
+                write_state(self.run.kept_folder / _STATE_NAME, facts=self.facts, **loop.state())
                 self.run.log(loop.latest, step=loop.step)
                 self.progress(loop.step, recipe.steps, loop.latest)
         seconds = time.monotonic() - started

@@ -113,32 +113,34 @@ class Loop:
         best = min(each.score for each in self._checkpoints)
         return [each for each in self._checkpoints if each.score <= best + tolerance][-1]
 
-    def save(self, path: Path, **facts: Any) -> None:
-        """Write the state, and `facts` (plain values)."""
-        state = {
-            "version": STATE_VERSION,
+    def state(self) -> dict[str, Any]:
+        """For `restore`."""
+        return {
             "step": self.step,
             "latest": self.latest,
             "checkpoints": [asdict(checkpoint) for checkpoint in self._checkpoints],
             "averaged": self._averaged.state_dict(),
             "source": self.source.state(),
-            "facts": facts,
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # torch's own writer ends the process on a full disk (torch 2.13).
-        with replacing(path, is_synced=True) as hidden, hidden.open("wb") as file:
-            torch.save(state, file)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from `read_state`; asynchronous actors do not repeat exactly."""
+        """Continue; asynchronous actors do not repeat exactly."""
         self.source.restore(state["source"])
         self._averaged.load_state_dict(state["averaged"])
         self._checkpoints = [Checkpoint(**checkpoint) for checkpoint in state["checkpoints"]]
         self.latest, self.step = state["latest"], state["step"]
 
 
+def write_state(path: Path, **state: Any) -> None:
+    """Write plain values and tensors."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # torch's own writer ends the process on a full disk (torch 2.13).
+    with replacing(path, is_synced=True) as hidden, hidden.open("wb") as file:
+        torch.save({"version": STATE_VERSION, **state}, file)
+
+
 def read_state(path: Path) -> dict[str, Any]:
-    """A state written by `Loop.save`; raises CorruptFile."""
+    """What `write_state` wrote; raises CorruptFile."""
     try:
         # weights_only: the file can hold no code.
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)

@@ -398,30 +398,20 @@ Z_MIN: Final = -6.0
 Z_MAX: Final = 8.0
 
 
-class LogTimeHead(nn.Module):
-    """Dueling head: of a value and advantages."""
+class OutputHead(nn.Module):
+    """An output each action: z itself or, dueling, of a value and advantages."""
 
-    def __init__(self, hidden_size: int, action_size: int) -> None:
+    def __init__(self, hidden_size: int, action_size: int, *, dueling: bool) -> None:
         super().__init__()
-        self.value = nn.Linear(hidden_size, 1)
-        self.advantage = nn.Linear(hidden_size, action_size)
-
-    def forward(self, hidden_BH: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        """Z (B, A)."""
-        advantage_BA = self.advantage(hidden_BH)
-        return self.value(hidden_BH) + advantage_BA - advantage_BA[:, 0:1]  # type: ignore[no-any-return]
-
-
-class PlainHead(nn.Module):
-    """Z of every action, without dueling."""
-
-    def __init__(self, hidden_size: int, action_size: int) -> None:
-        super().__init__()
+        self.value = nn.Linear(hidden_size, 1) if dueling else None
         self.layer = nn.Linear(hidden_size, action_size)
 
     def forward(self, hidden_BH: torch.Tensor, context_BF: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """Z (B, A)."""
-        return self.layer(hidden_BH)  # type: ignore[no-any-return]
+        z_BA: torch.Tensor = self.layer(hidden_BH)
+        if self.value is not None:
+            z_BA = self.value(hidden_BH) + z_BA - z_BA[:, 0:1]
+        return z_BA
 
 
 def make_head(
@@ -430,7 +420,7 @@ def make_head(
     """A head with actions as inputs, or one output each."""
     if actions is not None:
         return ActionHead(hidden_size, actions)
-    return (LogTimeHead if dueling else PlainHead)(hidden_size, action_size)
+    return OutputHead(hidden_size, action_size, dueling=dueling)
 
 
 class Network(nn.Module):

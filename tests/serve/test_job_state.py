@@ -17,7 +17,7 @@ from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain import KeyCalls, ScriptedBrain
 from dynamiccl.serve.build import BRAIN_NAME
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.train.networks import Imitator, PlainHead, StatefulTrunk, Trunk
+from dynamiccl.train.networks import Imitator, OutputHead, StatefulTrunk, Trunk
 from dynamiccl.train.policy import State, StatefulPolicyModule, TorchPolicy
 from tests.calls import history_arrays
 from tests.serve.brains import (
@@ -45,7 +45,7 @@ def stateful(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     actions = len(manifest.catalogue)
     trunk = StatefulTrunk(Trunk(shape, len(manifest.features), [16], "mlp"), 16, actions, UNITS)
     member = Imitator(trunk, trunk.width, actions)
-    assert isinstance(member.head, PlainHead)
+    assert isinstance(member.head, OutputHead)
     with torch.no_grad():
         # Features are not scaled here: what is seen of one key must not drown the state.
         trunk.core.weight_ih.mul_(0.05)

@@ -64,7 +64,7 @@ def test_study_names_itself(
     data_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     line = f"dynamiccl-train study --data {data_dir} --jobs 1 --seeds 2"
-    said = interrupted(line, tmp_path, "begun.json")
+    said = interrupted(line, tmp_path, "state.pt")
     assert re.fullmatch(
         r"interrupted: study (\w+) keeps what is done; go on with: "
         r"env MLFLOW_TRACKING_URI=sqlite:///.*mlflow.db dynamiccl-train study --resume \1",

@@ -16,8 +16,8 @@ from dynamiccl.train.networks import (
     ActionHead,
     ActionInputs,
     Imitator,
-    LogTimeHead,
     Network,
+    OutputHead,
     Trunk,
     register_window_encoder,
 )
@@ -186,7 +186,7 @@ def test_before_it_has_learned_a_head_says_what_nccl_says() -> None:
 
 def network(seed: int = 0) -> Network:
     trunk = trunk_of(seed=seed)
-    return Network(trunk, LogTimeHead(16, ACTIONS))
+    return Network(trunk, OutputHead(16, ACTIONS, dueling=True))
 
 
 def observation(*, warm: bool = False, noise: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -260,7 +260,7 @@ def test_an_imitator_gives_masked_actions_nothing_and_is_exported_like_the_rest(
     scripted = torch.jit.script(PolicyModule([imitator], margin=-100.0, warm_margin=0.0).eval())
     _, q = scripted(*observation(), mask)
     assert q.argmax(dim=1).tolist() == probabilities.argmax(dim=1).tolist()
-    # A plain head has no value in common.
+    # A head that does not duel has no value in common.
     imitator(*observation())[:, 1].sum().backward()
     gradient = imitator.head.layer.weight.grad
     assert gradient[1].any()

@@ -1,6 +1,5 @@
 """A run that was killed goes on in the same MLflow run, as if nothing had happened."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from mlflow import MlflowClient
 
 from dynamiccl.errors import CorruptFile, MissingPath, UserError
 from dynamiccl.train.fit import FitSummary, fit, resume
+from dynamiccl.train.loop import read_state, write_state
 from dynamiccl.train.policy import load_script
 from dynamiccl.train.recipe import Recipe, make_recipe
 from dynamiccl.train.tracking import Run
@@ -96,7 +96,7 @@ def test_a_run_that_was_killed_before_its_first_epoch_begins_again(
     (run_id,) = run_ids(uri)
     resumed = resume(data_dir, run_id, tracking_uri=uri)
     assert resumed.run_id == run_id
-    assert not list((tmp_path / "mlruns").rglob("begun.json"))
+    assert not list((tmp_path / "mlruns").rglob("state.pt"))
     assert_same_policy(resumed.run_directory, whole_run(data_dir, uri, recipe).run_directory)
 
 
@@ -107,16 +107,14 @@ def test_what_cannot_be_resumed_says_why(data_dir: Path, tmp_path: Path) -> None
     with pytest.raises(UserError, match="is not what run"):
         resume(other, broken, tracking_uri=uri)
     (state,) = (tmp_path / "mlruns").rglob("state.pt")
+    facts = read_state(state)["facts"]
+    write_state(state, facts=facts | {"recipe": facts["recipe"] | {"reward_scale": 1.0}})
+    with pytest.raises(CorruptFile, match=r"\(reward_scale\): finish it with the release that"):
+        resume(data_dir, broken, tracking_uri=uri)
     state.write_bytes(b"nothing of the kind")
     with pytest.raises(CorruptFile, match="not the state"):
         resume(data_dir, broken, tracking_uri=uri)
     state.unlink()
-    begun = state.parent / "begun.json"
-    facts = json.loads(begun.read_text())
-    begun.write_text(json.dumps(facts | {"recipe": facts["recipe"] | {"reward_scale": 1.0}}))
-    with pytest.raises(CorruptFile, match=r"\(reward_scale\): finish it with the release that"):
-        resume(data_dir, broken, tracking_uri=uri)
-    begun.unlink()
     with pytest.raises(MissingPath, match="begin anew"):
         resume(data_dir, broken, tracking_uri=uri)
     with pytest.raises(UserError, match="id=0123456789abcdef not found"):
