@@ -1,11 +1,8 @@
 """Tasks, cells and noise: the grouping that describe, reward and evaluate share; scored tasks.
 
-The *noise band* of a collective on a system is what nine in ten of its configs repeat within: two
-measurements of one config differ by less, so a smaller difference between two says nothing.
-
 A *task* is what the job asked and where (schema.TASK_COLUMNS). A *cell* is a task and the config
-that was requested for it, in place or not; the default is the cell with `is_default`. A repeat is
-an independent measurement of one cell (REPEAT_COLUMNS); its time is the median over its repeats.
+that was requested for it, in place or not; its time is the median over independent repeats. The
+*noise band* of a collective on a system is what nine in ten of its configs repeat within.
 
 A `TaskGrid` has tasks with the measured time of every action, against which choices are scored, on
 validation by training and on test by evaluation, so both mean the same by regret:

@@ -1,11 +1,8 @@
 """The observation of a policy: ordered features with units, cold and warm.
 
-Features of past calls are defined in `datasets/history.py`, all others here, each once;
-training, evaluation, export and tables use these definitions.
-
-NCCL logs latency and bandwidth of each (algorithm, protocol) once for a communicator; `collect`
-keeps them in the table `costs`. Of a size that makes a time (dynamiccl/nccl.py), and NCCL
-takes the cell of the least. A policy may see the times of all cells.
+Features of past calls are defined in `datasets/history.py`, all others here, each once. A policy
+may see the time that NCCL's own model gives each (algorithm, protocol), by the latency and
+bandwidth that NCCL logs once for a communicator (table `costs`).
 
 An observation is three arrays: window (k = 8 calls x WINDOW_FEATURES), context (one value a
 feature) and mask (one flag an action). In a **cold** observation the window is all padding, and

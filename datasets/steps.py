@@ -1,30 +1,22 @@
 """Training steps: stored as columns, sampled as batches, made of measurements or of recorded calls.
 
 A step is one collective call: the observation before it, the action, and the result. Only the
-calls' attributes are stored, 30 bytes a step. Observations are computed when a batch is drawn.
-
-The reward is minus the time, in units of NCCL's default:
+calls' attributes are stored, 30 bytes a step; observations are computed when a batch is drawn.
 
     r = -time / reference - lambda_switch * [config changed] - lambda_congestion * congestion
 
-The last two terms apply to recorded calls only, whose order is known (`Steps.charged`). `reference`
-is the median time of the default's training repeats, in quiet, in the user's untouched environment
-(launch profile `default`), of the same run; if that run did not measure it, of all runs; if the
-size was not measured, by log-log interpolation between measured sizes at most one octave away on
-each side. Without any of these a row has no reward. Rows measured beside interference have the
-default beside the same interference as reference: -1 is "as good as default would be now".
+The last two terms apply to recorded calls only, whose order is known. `reference` is the median
+time of the default's training repeats, in quiet, in the user's untouched environment, of the same
+run, else of all runs; of sizes without one it is interpolated between measured ones at most an
+octave away on each side. Beside interference it is the default beside the same.
 
-**Of measurements** (`training_steps`). A static sweep has no order, so every measurement is an
-episode of one step (gamma = 0). Each becomes one cold row. If its run measured the same task key
-more than once, one warm row is added, whose window holds the *other* measurements, so that no row
-sees its own time. Measurements beside interference become warm rows only, whose windows hold
-measurements of the same run beside the same interference; their interference level is known. Cold
-rows are repeated until they are half of all.
+**Of measurements** (`training_steps`) each is an episode of one step (gamma = 0), a cold row. If
+its run measured the same task key more than once, one warm row is added, whose window holds the
+*other* measurements, so that no row sees its own time; those beside interference become warm rows
+only. Cold rows are repeated until they are half of all.
 
-**Of calls** (`sequence_steps`). An episode is the calls of one task key (collective, size bin) on
-one communicator of a job, in order; the next state is the next call of that key. Episodes are cut
-off, never terminated. A step's window holds the calls before it. Calls have no reference: it is
-taken from the sweeps of the same data set.
+**Of calls** (`sequence_steps`) an episode is the calls of one task key on one communicator of a
+job, in order. It is cut off, never terminated; a step's window holds the calls before it.
 
 Only training bins become steps: no window holds a held-out time.
 

@@ -1,18 +1,9 @@
-"""The gate: from a policy and fresh runs to a policy that may be deployed.
+"""The gate: from a policy and fresh runs to a policy that may be deployed (docs/evaluate.md).
 
-For every size bin of every group shape that a table would be made for:
-
-* where the policy leaves the choice to NCCL there is nothing to judge;
-* where it wants a config that was measured in that bin, the config's gain over NCCL's default has
-  to exceed the noise band in fresh runs (`evidence`), at a false discovery rate of `q` over all
-  bins, of which those have more in which the policy predicts more gain: it says where to look, and
-  is no evidence;
-* with slack, and a config that takes fewer channels than NCCL's own choice in the fresh runs, too,
-  its loss has to be below the slack instead: a test of non-inferiority;
-* bins that nobody measured, between two that passed with one config, pass with it where NCCL's own
-  choice is the same in all of them (`let_bins_between_pass`);
-* everything else abstains, and so does whatever the data set never had: other hardware, another
-  minor version of NCCL, another group shape.
+Each size bin in which the policy acts is tested (`evidence`), at a false discovery rate of `q` over
+all bins, of which those have more in which the policy predicts more gain: it says where to look,
+and is no evidence. Bins that nobody measured may pass with their neighbours
+(`let_bins_between_pass`); all else abstains, and so does whatever the data set never had.
 
 The sweep that it needs (`plan_gate`) measures the bins where the policy acts, two configs, often
 enough. How often follows from the policy's training data: in each bin the mean gain, less one

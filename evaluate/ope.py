@@ -1,17 +1,14 @@
 """Off-policy evaluation: what a policy is worth by a sweep that drew its configs at random.
 
-Scores of a report let a policy choose among the configs that were drawn for a task. A sweep that
-draws (`strategy.kind` random or adaptive) also writes down with which probability it took each.
-Such rows are a log: they tell what a policy is worth that may take any config.
+Scores of a report let a policy choose among the configs that were drawn for a task. Draws whose
+probability is known tell what a policy is worth that may take any config (docs/evaluate.md).
 
     DM      direct method: the mean of a reward model under the policy
     SNIPS   importance sampling: sum of w r over sum of w, w = policy / behaviour (Swaminathan and
             Joachims 2015); without the second sum draws without a time count as taking none
     DR      doubly robust (Dudik, Langford and Li 2011): DM corrected by the weighted residuals
 
-Where a policy wants what the behaviour never did, or the weights of a handful of rows decide,
-there is no number. Where earlier rows changed the behaviour, rows are not independent, and there is
-no interval. n rows of a log, T tasks, A actions. Rewards are minus time over NCCL's default.
+n rows of a log, T tasks, A actions. Rewards are minus time over NCCL's default.
 """
 
 from collections.abc import Sequence

@@ -1,14 +1,12 @@
 """The exported brain: policy, feature code and cold observations in one TorchScript module.
 
-`dynamiccl-brain` runs it beside the job, where there is no Python: it takes calls as they were
-recorded and answers with table entries, so C++ needs no feature code. The features are those of
-`datasets/history.py`, frozen with the policy that learned on them.
+It takes calls as they were recorded and answers with table entries, so C++ needs no feature code.
+The features are those of `datasets/history.py`, frozen with the policy that learned on them.
 
-Two parts remember what a leader showed before: what asks a policy that has a state of the
-job, and the Trigger. A leader shows its brain windows that overlap: the latest calls of each
-task key, and how many there have been. The Trigger's part keeps what was seen, a state for each
-stream (a task key under one config) and the levels of the calls that windows still show. All of it
-is one communicator's.
+A leader shows its brain windows that overlap: the latest calls of each task key, and how many there
+have been. So two parts remember what was shown before, for one communicator: what asks a policy
+that has a state of the job, and the Trigger's, a state for each stream (a task key under one
+config) and the levels of the calls that windows still show.
 
     N questions or task keys, K calls in the window, C columns of a call, W features of a call, H
     features of the history, F features of the context, A actions, R = 5 x size bins questions of a

@@ -1,18 +1,15 @@
 """Trains a Trigger on a data set: quiet series in, thresholds, a tracked run and `trigger.pt` out.
 
 A *series* is calls of one task key under one config, in order: from the `calls` of jobs, and from
-the per-iteration times of sweeps that ran alone. Averages of nccl-tests vary less than calls do,
-and would give thresholds with more false alarms than are asked for.
+the per-iteration times of sweeps that ran alone (docs/trigger.md).
 
 The forecaster learns from quiet calls with injected slowdowns; the target is the quiet time. The
 module runs as it will be deployed, its history frozen while a sum is above zero, so that the LSTM
 learns what is worth knowing of a history with holes in it.
 
-Thresholds keep a false alarm rate, by simulated run lengths: the whole detector runs on streams
-drawn from quiet calls, without a threshold. Where its sums leave zero and come back there is one
-*excursion*; a threshold has as many false alarms as there are excursions that reach it. Far out in
-the tail the peaks of excursions are exponential (a random walk with negative drift), and that is
-fitted to the largest.
+Thresholds come from simulated run lengths, without a threshold. Where a sum leaves zero and comes
+back there is one *excursion*; a threshold has as many false alarms as excursions reach it. Far out
+their peaks are exponential (a random walk with negative drift), which is fitted to the largest.
 """
 
 import copy

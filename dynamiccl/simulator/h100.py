@@ -1,16 +1,14 @@
 """H100 nodes on InfiniBand: NCCL's cost model for them, and measured corrections.
 
-`default_model` is NCCL 2.27's own cost model (default/), the one by which the *default* decides.
-`true_us` is the same model times published factors that were fitted to nccl-tests runs; where
+`default_model` is NCCL 2.27's own cost model, the one by which the *default* decides. `true_us` is
+the same model times published factors that were fitted to nccl-tests runs (ORIGIN.md); where
 neither channels nor a chunk are asked for nothing else is added, so the gap between the default and
-the best algorithm and protocol is the gap that those measurements show. ORIGIN.md says where the
-figures come from.
+the best algorithm and protocol is the gap that those measurements show.
 
     time_us = latency_us + bytes / (1000 x algbw_gbytes_per_s)
 
-What a number of channels or a chunk does is *ours and fitted to nothing*, like the noise. Its form
-is AutoCCL's (`physics.saturating`), in channels over their best number: the transfer lasts so many
-times as long as with NCCL's own number, for which everything else is stated.
+What a number of channels or a chunk does is *ours and fitted to nothing*, like the noise: the form
+is AutoCCL's (`physics.saturating`), in channels over their best number.
 """
 
 import csv

@@ -7,9 +7,8 @@ Interference slows the parts differently:
 with the slowdowns of `Surroundings`, all 1 when nothing disturbs. Whoever needs many times asks for
 the parts once and computes with arrays from there on (`world.py`).
 
-Collective and compute on one GPU slow each other. Every channel is a thread block that holds a
-streaming multiprocessor, and the bytes that it moves pass through the memory that the matrix
-product reads from. While both run:
+A call's channels hold multiprocessors, and its bytes pass through the memory that a matrix product
+reads from (docs/simulator.md). While both run:
 
     compute runs at   s = (1 - NC / SMs) x (1 - taken)      of its speed alone
     taken           = min(share of the memory that the call moves, what compute wants of it)
@@ -17,10 +16,7 @@ product reads from. While both run:
                       and `held` before that, at most a quarter of the compute: its blocks hold
                       their SMs until those of all ranks have found a place between the kernels
 
-and when one ends, the other goes on alone. `held` is what the one public study of it shows (8 A100,
-4 MiB beside 8 ms of compute: the iteration grows by the channels as if they were held for 2.4 ms,
-and a call alone lasts 0.15 ms). So the config that is fastest alone need not be fastest for the
-iteration (Lagom, arXiv 2602.20656). `c` is `Surroundings.compute`.
+and when one ends, the other goes on alone. `c` is `Surroundings.compute`.
 """
 
 from dataclasses import dataclass

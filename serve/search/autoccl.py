@@ -1,33 +1,22 @@
-"""What online searches share, the space and the interface; and AutoCCL's search.
+"""What online searches share, the space and the interface; and AutoCCL's search (docs/search.md).
 
-A space is made of the choices that exist, which need not fill a grid. A **hole** is a combination
-that is not among them (invalid, or nobody measured it): it can never run, so a step along an axis
-passes over it to the next choice there is. After AutoCCL (Xu et al., NSDI 2025, section 3):
+A space is made of the choices that exist, which need not fill a grid: a step along an axis passes
+over a **hole** (invalid, or not measured). After AutoCCL (Xu et al., NSDI 2025, section 3):
 algorithm, protocol and transport make the *subspace*; channels, threads and chunk size are its
-*axes*, whose values are ordered. Threads and transport are fixed when a process starts: a space for
-a running job is made of configs alone.
+*axes*, whose values are ordered.
 
-A tuner decides one call after the other, each task key on its own, and is told what the calls took:
-
-    tuner = AutoCcl(lambda key: space)          # or PolicySearch(lambda key: space, prior_of)
-    while job:
-        action = tuner.ask(key)                 # index into space.choices; any hashable key
-        tuner.tell(key, time_of(action))        # us, of the call that ran what was asked
+A tuner decides one call after the other, each task key on its own, and is told what calls took:
 
 * `ask` changes nothing: until it is told, a tuner answers the same.
 * Where a decision takes effect some calls later, say what ran: `tell(key, time_us, action)`. Times
   of another action than the one last asked for are no answer to it; the tuner goes on asking.
-* `best` is the *incumbent*, what the tuner would settle on now. A call that ran something else was
-  a *probe*. The first incumbent is NCCL's own choice, or ours begins at `SearchSpace.begin`.
-* `alarm` says that the surroundings changed (the Trigger agent): what was measured is old.
+* `best` is the *incumbent*, what the tuner would settle on now; first it is NCCL's own choice, or
+  ours begins at `SearchSpace.begin`. A call that ran something else was a *probe*.
 * Equal times give equal answers. No clock, no thread, no chance, no torch.
-
-Keys are opened by the first `ask` or `tell`. A settled key costs a few microseconds a call.
 
 **AutoCCL** (algorithm 1) visits the subspaces one after the other, that of NCCL's own choice first,
 descends in each (algorithm 2), keeps the fastest config of all. Each call runs one candidate until
-the search is over: no prediction, no limit on the cost of a probe, no spreading over time. It never
-searches again.
+the search is over: no prediction, no limit on the cost of a probe, no spreading over time.
 """
 
 import math

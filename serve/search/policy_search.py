@@ -1,35 +1,17 @@
-"""Our online search: starts from what is believed, probes little, and stops by itself.
+"""Our online search: starts from what is believed, probes little, stops by itself (docs/search.md).
 
-For each task key, in this order:
+The incumbent runs until its level and scatter are known. Then that candidate is probed for which
+one more call is *worth* most for its expected cost (the knowledge gradient of Frazier, Powell and
+Dayanik 2008), over as many calls as there were already: a task that is called more is searched
+further, and little is repeated where noise would hide the answer. What probes have cost stays below
+`budget` of all time in every prefix of the calls; a dear one waits. Where nothing is worth a call
+the incumbent stays until an alarm.
 
-* **Watch.** The incumbent, at first NCCL's own choice (or a table's, `SearchSpace.begin`), runs
-  until its level and scatter are known.
-* **Probe.** Candidates are the peak that is believed in of each subspace, and what lies one step
-  around those peaks that were probed; nothing else. Of them the one is probed for which one more
-  call is *worth* most: by how much it is expected to raise the best that is known (the knowledge
-  gradient of Frazier, Powell and Dayanik 2008), against what the call itself is expected to cost. A
-  noisy system makes a call worth less, so that little is repeated where the noise would hide the
-  answer anyway. A config that lost cools down: it is not probed again before as many calls as a
-  level takes (`watch_calls`), an alarm or another incumbent. The stop is sequential: a probe must
-  be worth its price over as many calls as there were already, so a task that is called more is
-  searched further.
-* **Take over.** A candidate that was probed and is better with `confidence` is the incumbent. Its
-  calls are no probes and still tell: compared with the level before, they confirm it or throw it
-  out.
-* **Spread.** What probes have cost beyond the incumbent is kept below `budget` of all time since
-  the beginning, in every prefix of the calls; a dear probe waits until it is affordable.
-* **Converge.** Where nothing is worth a call, NCCL's own choice or the incumbent stays for good,
-  until an alarm: then what was measured gets as uncertain as a change of surroundings makes it.
-
-What is **believed**: r(a) = log(time of a / time of NCCL's own choice); r of that one is 0. Mean
-and covariance of r come from the belief that all parts of this package share
-(`dynamiccl/belief.py`), at the task's size. What a policy of the *same system* predicts may be
-added, as one observation of all r; a model of other systems misleads.
-
-What is observed is a *difference*, a probe against the incumbent's latest calls, so that a level
-that drifts (congestion, clocks) is in both and cancels. Times have long tails, and one probe may be
-a straggler: an observation far from what was believed is taken as so noisy that it moves the belief
-by a few of its spreads only. What is really so shows again.
+What is **believed**: r(a) = log(time of a / time of NCCL's own choice), by `dynamiccl/belief.py` at
+the task's size. What a policy of the *same system* predicts may be added, as one observation of all
+r; a model of other systems misleads. What is observed is a *difference*, a probe against the
+incumbent's latest calls, so that a level that drifts (congestion, clocks) cancels. A probe may be a
+straggler: what is far from the belief moves it by a few of its spreads only.
 """
 
 import math
