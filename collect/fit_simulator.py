@@ -188,17 +188,15 @@ def _cell(row: dict[str, Any], system: ParametricSystem, opened: int | None) -> 
     config = config_of(row if opened is None else row | {"requested_num_channels": None})
     group = Group(row["num_nodes"], row["ranks_per_node"])
     call = Call(group, Collective.parse(row["collective"]), row["size_bytes"])
-    ran = system.resolve_measured(call, config, opened)
-    assert ran.algorithm is not None
-    assert ran.protocol is not None
+    ran = system.ran_measured(call, config, opened)
     limit = "" if opened is None else f" (at most {opened}ch)"
     return Cell(
         call=call,
         label=f"{call.collective.wire} {config.key}{limit}",
         time_us=float(np.median(row["time_us"])),
         spread=pair_spread(row["time_us"]),
-        work=system.work(call, ran),
-        key=system.parameters(call.collective, ran.algorithm, ran.protocol).key,
+        work=system.work(call, ran, config.chunk_bytes),
+        key=system.parameters(call.collective, *ran[:2]).key,
     )
 
 

@@ -25,27 +25,8 @@ from dynamiccl.nccl import (
     plateau,
     size_correction,
 )
-from dynamiccl.simulator.machine import (
-    BASE_US,
-    HOP_US,
-    LL_MAX,
-    MAX_THREADS,
-    NVLS_CHANNELS,
-    NVLS_EFFICIENCY,
-    NVLS_TREE_CORRECTED,
-    PCI_GBYTES_PER_S,
-    THREAD_BYTES,
-    THREADS,
-    Cpu,
-    Generation,
-    Graph,
-    Hop,
-    Machine,
-    Path,
-    Release,
-    Search,
-    release_of,
-)
+from dynamiccl.simulator import machine as hardware
+from dynamiccl.simulator.machine import Cpu, Generation, Graph, Hop, Machine, Path, Release, Search
 from dynamiccl.simulator.physics import GATHERS, NVLS_KINDS
 from dynamiccl.simulator.system import Call, Cell, CostLine, Group
 
@@ -54,6 +35,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Pair = tuple[Algorithm, Protocol]
+#: The pair that runs, and its channels.
+Ran = tuple[Algorithm, Protocol, int]
 #: CollNet needs a plug-in for switches that reduce, and is off.
 _NO_COLLNET: Final = frozenset({Algorithm.CollNetDirect, Algorithm.CollNetChain})
 #: Each inter-node ring step posts to the network (`getNetOverhead`), three times in Simple.
@@ -104,7 +87,7 @@ class _Communicator:
     def ll_max(self) -> float:
         """Largest bus bandwidth of LL: by GPU on one node, by CPU on several."""
         by_cpu = 1 if self.machine.cpu in {Cpu.AMD, Cpu.MIXED} else 0
-        return LL_MAX[self.generation if self.one_node else by_cpu][self.column]
+        return hardware.LL_MAX[self.generation if self.one_node else by_cpu][self.column]
 
     @cached_property
     def num_channels(self) -> int:
@@ -126,7 +109,7 @@ class _Communicator:
         """`comm->nvlsChannels`; 0 without NVLS."""
         if self.nvls is None:
             return 0
-        hopper, blackwell_node, blackwell_nodes = NVLS_CHANNELS
+        hopper, blackwell_node, blackwell_nodes = hardware.NVLS_CHANNELS
         blackwell = blackwell_node if self.one_node else blackwell_nodes
         channels = blackwell if self.generation >= Generation.Blackwell else hopper
         channels = min(channels, self.max_channels or MAX_CHANNELS)
@@ -154,7 +137,7 @@ class _Communicator:
 
     @cached_property
     def slow_ring(self) -> bool:
-        return self.graph.ring.gbytes_per_s[0] * self.graph.channels <= PCI_GBYTES_PER_S
+        return self.graph.ring.gbytes_per_s[0] * self.graph.channels <= hardware.PCI_GBYTES_PER_S
 
 
 class CostModel:
@@ -170,7 +153,7 @@ class CostModel:
         """Channels as by NCCL_MIN_CTAS and NCCL_MAX_CTAS. Raises UnknownName for the release."""
         self.nccl_version = version
         self.machine = machine
-        self._release = release_of(version)
+        self._release = hardware.release_of(version)
         self._opens = min_channels, max_channels
         self._communicators: dict[Group, _Communicator] = {}
         self._lines: dict[Group, Mapping[Cell, CostLine]] = {}
@@ -261,6 +244,10 @@ class CostModel:
         return CostModel(self.nccl_version, self.machine, low, high)
 
     def resolve(self, call: Call, config: Config) -> Config:
+        """`ran`, as a config."""
+        return Config(*self.ran(call, config), config.chunk_bytes)
+
+    def ran(self, call: Call, config: Config) -> Ran:
         """What runs. AUTO takes the cheapest cell, ties the lower index. KeyError: none is left."""
         cells = [
             cell
@@ -272,9 +259,7 @@ class CostModel:
         if len(cells) > 1:
             table = self.cost_table(call)
             cells.sort(key=lambda cell: (table[cell], cell))
-        algorithm, protocol = cells[0]
-        channels = self.num_channels(call, algorithm, protocol, config.num_channels)
-        return Config(algorithm, protocol, channels, config.chunk_bytes)
+        return *cells[0], self.num_channels(call, *cells[0], config.num_channels)
 
 
 def _has(comm: _Communicator, algorithm: Algorithm) -> bool:
@@ -308,7 +293,7 @@ def _corrections(
         end = TREE_CORRECTED
     elif algorithm is Algorithm.NVLSTree and comm.release.nvls_tree_corrected:
         blackwell = comm.generation >= Generation.Blackwell
-        end = NVLS_TREE_CORRECTED if blackwell and comm.machine.cpu.x86 else 0
+        end = hardware.NVLS_TREE_CORRECTED if blackwell and comm.machine.cpu.x86 else 0
     return latency, size_correction(protocol, size, end)
 
 
@@ -316,8 +301,8 @@ def _latency_us(
     comm: _Communicator, collective: Collective, algorithm: Algorithm, protocol: Protocol
 ) -> float:
     """Time of an empty message, before corrections by size (`ncclTopoTuneModel`)."""
-    base = BASE_US[algorithm][protocol]
-    inside = HOP_US[comm.hop_inside(algorithm)][algorithm][protocol]
+    base = hardware.BASE_US[algorithm][protocol]
+    inside = hardware.HOP_US[comm.hop_inside(algorithm)][algorithm][protocol]
     between = _between_us(comm, algorithm, protocol)
     depth = comm.group.num_nodes.bit_length() - 1
     if algorithm is Algorithm.Ring:
@@ -335,7 +320,7 @@ def _between_us(comm: _Communicator, algorithm: Algorithm, protocol: Protocol) -
     """One hop over the network; where nodes have one rank, no other hop hides it."""
     alone = comm.group.ranks_per_node == 1
     if alone or algorithm is not Algorithm.NVLSTree:
-        hop = HOP_US[Hop.NET][Algorithm.Tree if alone else algorithm][protocol]
+        hop = hardware.HOP_US[Hop.NET][Algorithm.Tree if alone else algorithm][protocol]
     else:
         hop = comm.release.nvls_tree_net_us
     card = comm.search(algorithm).inter_latency_us
@@ -344,7 +329,7 @@ def _between_us(comm: _Communicator, algorithm: Algorithm, protocol: Protocol) -
 
 def _ring_us(comm: _Communicator, collective: Collective, protocol: Protocol) -> float:
     hop = comm.hop_inside(Algorithm.Ring)
-    inside = HOP_US[hop][Algorithm.Ring][protocol]
+    inside = hardware.HOP_US[hop][Algorithm.Ring][protocol]
     if collective in GATHERS or collective is Collective.AllReduce:
         rounds = 2 if collective is Collective.AllReduce else 1
         crossings = 0 if comm.one_node else rounds * (comm.group.num_nodes - 1)
@@ -353,10 +338,10 @@ def _ring_us(comm: _Communicator, collective: Collective, protocol: Protocol) ->
         return (_steps(comm, collective) - crossings) * inside + crossings * between
     crossed = hop if comm.one_node else Hop.NET
     if comm.graph.ring.same_channels:
-        return HOP_US[crossed][Algorithm.Ring][protocol]
+        return hardware.HOP_US[crossed][Algorithm.Ring][protocol]
     # In Simple, NCCL uses the tree's hop for waiting on chunks.
     like = Algorithm.Tree if protocol is Protocol.Simple else Algorithm.Ring
-    return _steps(comm, collective) * HOP_US[crossed][like][protocol]
+    return _steps(comm, collective) * hardware.HOP_US[crossed][like][protocol]
 
 
 def _overhead_us(comm: _Communicator, protocol: Protocol) -> float:
@@ -452,7 +437,7 @@ def _nvls_tree(comm: _Communicator, collective: Collective) -> float:
 def _nvls_intra(comm: _Communicator, collective: Collective) -> float:
     search = comm.search(Algorithm.NVLS)
     share = (search.channels - 1) / search.channels
-    intra = search.gbytes_per_s[0] * NVLS_EFFICIENCY[comm.generation] * share
+    intra = search.gbytes_per_s[0] * hardware.NVLS_EFFICIENCY[comm.generation] * share
     if collective is Collective.AllReduce:
         return 2.0 * intra
     ranks = comm.group.ranks_per_node
@@ -463,7 +448,7 @@ def _tuned(comm: _Communicator, algorithm: Algorithm, protocol: Protocol, size_b
     channels, threads = comm.opened(algorithm), _most_threads(comm, algorithm, protocol)
     if threads == 0 or algorithm in NVLS_KINDS:
         return channels
-    each = THREAD_BYTES[protocol]
+    each = hardware.THREAD_BYTES[protocol]
     if algorithm is Algorithm.Ring and protocol is Protocol.LL:
         each *= comm.group.num_ranks
     return min(max(int(size_bytes // (threads * each)), 1), channels)
@@ -474,9 +459,9 @@ def _most_threads(comm: _Communicator, algorithm: Algorithm, protocol: Protocol)
     if algorithm is Algorithm.PAT:
         return 0
     if algorithm in NVLS_KINDS or protocol is Protocol.LL128:
-        return MAX_THREADS
+        return hardware.MAX_THREADS
     halved = algorithm is Algorithm.Ring and protocol is Protocol.Simple and comm.slow_ring
-    return THREADS // 2 if halved else THREADS
+    return hardware.THREADS // 2 if halved else hardware.THREADS
 
 
 def _payload(

@@ -113,17 +113,13 @@ class H100System(CostModel):
 
     def parts(self, call: Call, config: Config, launch: Launch = UNTOUCHED) -> Parts:  # noqa: ARG002
         """Latency is fixed; the rest moves bytes over the slowest link."""
-        ran = self.resolve(call, config)
-        assert ran.algorithm is not None
-        assert ran.protocol is not None
-        assert ran.num_channels is not None
-        cell = ran.algorithm, ran.protocol
-        fixed_us, moving_us = parts_us(call, cell, config.num_channels, config.chunk_bytes)
+        ran = self.ran(call, config)
+        fixed_us, moving_us = parts_us(call, ran[:2], config.num_channels, config.chunk_bytes)
         several = call.group.num_nodes > 1
         bus_bytes = call.size_bytes * call.collective.bus_factor(call.group.num_ranks)
         inside_us = min(bus_bytes / (1000.0 * _INTRA_BUS_GBYTES_PER_S), moving_us)
         return Parts(
-            *(*cell, ran.num_channels, fixed_us),
+            *(*ran, fixed_us),
             intra_us=inside_us if several else moving_us,
             inter_us=moving_us if several else 0.0,
         )

@@ -22,22 +22,11 @@ from dynamiccl.datasets.schema import CALLS, CallSource
 from dynamiccl.datasets.store import check_slug, program_record, write_part
 from dynamiccl.errors import UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
+from dynamiccl.simulator import workloads as simulating
 from dynamiccl.simulator.scenario import Scenario, find_scenario
 from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import System, find_system
-from dynamiccl.simulator.workloads import (
-    DEFAULT_SCENARIO,
-    DEFAULT_SYSTEM,
-    DEFAULT_WORKLOADS,
-    CallsOption,
-    NodesOption,
-    RanksPerNodeOption,
-    ScenarioOption,
-    SystemOption,
-    Workload,
-    WorkloadOption,
-    make_workload,
-)
+from dynamiccl.simulator.workloads import Workload, make_workload
 from dynamiccl.simulator.world import CallResults, Jobs, World
 
 _ABSTAIN_ACTION: Final = 0
@@ -181,13 +170,13 @@ def record_jobs(
 
 def jobs_command(
     out: Annotated[Path, typer.Option("--out", help="Data directory to add to.")],
-    system: SystemOption = DEFAULT_SYSTEM,
-    scenario: ScenarioOption = DEFAULT_SCENARIO,
-    workload: WorkloadOption = None,
-    nodes: NodesOption = 4,
-    ranks_per_node: RanksPerNodeOption = 8,
+    system: simulating.SystemOption = simulating.DEFAULT_SYSTEM,
+    scenario: simulating.ScenarioOption = simulating.DEFAULT_SCENARIO,
+    workload: simulating.WorkloadOption = None,
+    nodes: simulating.NodesOption = 4,
+    ranks_per_node: simulating.RanksPerNodeOption = 8,
     jobs: Annotated[int, typer.Option(help="How many jobs.", min=1)] = 8,
-    calls: CallsOption = 10_000,
+    calls: simulating.CallsOption = 10_000,
     explore: Annotated[
         float, typer.Option(help="Share of calls with a config drawn at random.", min=0, max=1)
     ] = 0.3,
@@ -205,7 +194,7 @@ def jobs_command(
     Example: dynamiccl-collect jobs --scenario congested --workload decode --out out/data
     """
     simulated = find_system(system)
-    work = make_workload(workload or DEFAULT_WORKLOADS, Group(nodes, ranks_per_node))
+    work = make_workload(workload or simulating.DEFAULT_WORKLOADS, Group(nodes, ranks_per_node))
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("calls", total=calls)

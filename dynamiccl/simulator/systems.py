@@ -22,23 +22,10 @@ from dynamiccl.datasets.store import check_slug
 from dynamiccl.errors import MissingPath, UnknownName, UserError
 from dynamiccl.files import toml_names
 from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Protocol
-from dynamiccl.simulator.cost_model import CostModel
+from dynamiccl.simulator import physics
+from dynamiccl.simulator.cost_model import CostModel, Ran
 from dynamiccl.simulator.h100 import H100System
 from dynamiccl.simulator.machine import find_machine
-from dynamiccl.simulator.physics import (
-    NVLS_KINDS,
-    CellValues,
-    ChunkValues,
-    LinkValues,
-    Work,
-    asked_chunk_bytes,
-    chunk_factor,
-    largest_chunk_bytes,
-    nvls_chunk_bytes,
-    route,
-    saturating,
-    times,
-)
 from dynamiccl.simulator.system import (
     UNTOUCHED,
     Call,
@@ -290,15 +277,10 @@ class ParametricSystem(CostModel):
             for cell in sorted(file.cells, key=lambda cell: bool(cell.collectives))
             for collective in cell.collectives or file.collectives
         }
-        self._values = {
-            cell.key: CellValues(**{name: getattr(cell, name).value for name in CELL_NUMBERS})
-            for cell in file.cells
-        }
-        self._chunks = ChunkValues(**{k: p.value for k, p in iter(file.chunks)})
-        self._links = LinkValues(**{name: getattr(file.links, name).value for name in LINK_NUMBERS})
-        self.contention = Contention(
-            file.num_sms, **{name: number.value for name, number in iter(file.compute)}
-        )
+        self._values = {cell.key: physics.CellValues(**_numbers(cell)) for cell in file.cells}
+        self._chunks = physics.ChunkValues(**_numbers(file.chunks))
+        self._links = physics.LinkValues(**_numbers(file.links))
+        self.contention = Contention(file.num_sms, **_numbers(file.compute))
         self.environment: Mapping[str, Any] = {
             **file.environment,
             "nccl_version": file.nccl_version,
@@ -319,31 +301,24 @@ class ParametricSystem(CostModel):
         found = super().lines(group)
         return {cell: line for cell, line in found.items() if cell in self._parameters}
 
-    def resolve_measured(self, call: Call, config: Config, opened: int | None) -> Config:
-        """The config that ran in a measurement; its launch opened at most `opened` channels.
+    def ran_measured(self, call: Call, config: Config, opened: int | None) -> Ran:
+        """What ran in a measurement; its launch opened at most `opened` channels.
 
         A request for more means that their number was raised (None: NCCL's own). A protocol that
         NCCL lacks but `NCCL_PROTO` forced runs on a ring. Raises KeyError.
         """
         algorithm, protocol = config.algorithm or Algorithm.Ring, config.protocol
-        forced = (
-            protocol is not None
-            and (call.collective, algorithm, protocol) in self._parameters
-            and (algorithm, protocol) not in self.cells(call.group, call.collective)
-        )
-        if protocol is None or not forced:
-            ran = self.resolve(call, config)
-            assert ran.algorithm is not None
-            assert ran.protocol is not None
-            algorithm, protocol = ran.algorithm, ran.protocol
+        described = {cell[1:] for cell in self._parameters if cell[0] is call.collective}
+        forced = described - {*self.cells(call.group, call.collective)}
+        if protocol is None or (algorithm, protocol) not in forced:
+            algorithm, protocol, _ = self.ran(call, config)
         decisions: CostModel = self
         if opened is not None:
             decisions = decisions.reopened(most=opened)
         asked = config.num_channels
         if asked is not None and asked > decisions.max_channels(call.group, algorithm):
             decisions = decisions.reopened(least=asked)
-        channels = decisions.num_channels(call, algorithm, protocol, asked)
-        return Config(algorithm, protocol, channels, config.chunk_bytes)
+        return algorithm, protocol, decisions.num_channels(call, algorithm, protocol, asked)
 
     def parameters(
         self, collective: Collective, algorithm: Algorithm, protocol: Protocol
@@ -351,45 +326,42 @@ class ParametricSystem(CostModel):
         """The physics of a cell; KeyError for one that the file lacks."""
         return self._parameters[collective, algorithm, protocol]
 
-    def work(self, call: Call, ran: Config, launch: Launch = UNTOUCHED) -> Work:
-        """A resolved config as inputs of the formulas."""
-        assert ran.algorithm is not None
-        assert ran.protocol is not None
-        assert ran.num_channels is not None
-        way = route(call.group, call.collective, ran.algorithm)
-        default = largest_chunk_bytes(
-            call.collective, ran.algorithm, ran.protocol, self.file.buffer_bytes
-        )
-        used = asked_chunk_bytes(default, ran.chunk_bytes)
-        if ran.algorithm in NVLS_KINDS:
-            default = nvls_chunk_bytes(call.size_bytes, ran.num_channels, way.width)
-            used = default if ran.chunk_bytes is None else used
-        simple = ran.protocol is Protocol.Simple
+    def work(
+        self, call: Call, ran: Ran, asked_bytes: int | None, launch: Launch = UNTOUCHED
+    ) -> physics.Work:
+        """What runs as inputs of the formulas; the chunk is what was asked for."""
+        algorithm, protocol, channels = ran
+        way = physics.route(call.group, call.collective, algorithm)
+        buffer_bytes = self.file.buffer_bytes
+        default = physics.largest_chunk_bytes(call.collective, algorithm, protocol, buffer_bytes)
+        used = physics.asked_chunk_bytes(default, asked_bytes)
+        if algorithm in physics.NVLS_KINDS:
+            default = physics.nvls_chunk_bytes(call.size_bytes, channels, way.width)
+            used = default if asked_bytes is None else used
+        simple = protocol is Protocol.Simple
         # NCCL_NTHREADS is for LL and Simple on rings; everything else runs 640.
-        threaded = ran.algorithm is Algorithm.Ring and ran.protocol is not Protocol.LL128
+        threaded = algorithm is Algorithm.Ring and protocol is not Protocol.LL128
         rank_bytes = call.size_bytes / call.group.num_ranks
-        return Work(
+        slower = physics.chunk_factor(self._chunks, rank_bytes, default, used)
+        return physics.Work(
             route=way,
-            protocol=ran.protocol,
+            protocol=protocol,
             size_bytes=call.size_bytes,
-            num_channels=ran.num_channels,
+            num_channels=channels,
             chunk_bytes=used,
             thread_factor=thread_factor(self.file.threads, launch.num_threads) if threaded else 1.0,
-            chunk_factor=chunk_factor(self._chunks, rank_bytes, default, used) if simple else 1.0,
+            chunk_factor=slower if simple else 1.0,
         )
 
     def parts(self, call: Call, config: Config, launch: Launch = UNTOUCHED) -> Parts:
         """The formulas of physics.py on what runs."""
-        ran = self.resolve(call, config)
-        work = self.work(call, ran, launch)
-        assert ran.algorithm is not None
-        assert ran.protocol is not None
-        values = self._values[self.parameters(call.collective, ran.algorithm, ran.protocol).key]
-        found = times(work, values, self.links_of(launch))
-        cell = ran.algorithm, ran.protocol, work.num_channels
-        return Parts(*cell, *found, host_share=values.host_share)
+        ran = self.ran(call, config)
+        work = self.work(call, ran, config.chunk_bytes, launch)
+        values = self._values[self.parameters(call.collective, *ran[:2]).key]
+        found = physics.times(work, values, self.links_of(launch))
+        return Parts(*ran, *found, host_share=values.host_share)
 
-    def links_of(self, launch: Launch) -> LinkValues:
+    def links_of(self, launch: Launch) -> physics.LinkValues:
         """The links of a transport. Raises UserError for one without figures."""
         default = self.file.default_transport
         alone = all(group.ranks_per_node == 1 for group in self.file.groups)
@@ -409,6 +381,10 @@ class ParametricSystem(CostModel):
         )
 
 
+def _numbers(table: Table) -> dict[str, float]:
+    return {name: held.value for name, held in iter(table) if isinstance(held, Parameter)}
+
+
 System = H100System | ParametricSystem
 
 
@@ -418,8 +394,8 @@ def thread_factor(threads: ThreadParameters, num_threads: int | None) -> float:
         return 1.0
     asked = min(max(num_threads // WARP * WARP, MIN_THREADS), MAX_THREADS)
     best, half, crowding = (each.value for each in (threads.best, threads.half, threads.crowding))
-    own = saturating(threads.default / best, half, crowding)
-    return saturating(asked / best, half, crowding) / own
+    own = physics.saturating(threads.default / best, half, crowding)
+    return physics.saturating(asked / best, half, crowding) / own
 
 
 def system_file(name: str) -> SystemFile:
