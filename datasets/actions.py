@@ -4,7 +4,7 @@ A config with an AUTO knob is an action of its own: `Ring` with the protocol lef
 `Ring/LL128`.
 """
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import polars as pl
@@ -13,6 +13,7 @@ from dynamiccl.datasets.schema import REQUESTED_COLUMNS
 from dynamiccl.datasets.store import config_of, requested
 from dynamiccl.errors import DataError
 from dynamiccl.nccl import ABSTAIN, Config
+from dynamiccl.schedule import config_columns
 
 ABSTAIN_ACTION: Final = 0
 
@@ -37,7 +38,7 @@ class Catalogue:
         """Every config requested in a measurements frame, in a stable order."""
         forced = frame.filter(~pl.col("is_default")).select(REQUESTED_COLUMNS).unique()
         configs = {config_of(row) for row in forced.iter_rows(named=True)} - {ABSTAIN}
-        return cls((ABSTAIN, *sorted(configs, key=_order)))
+        return cls((ABSTAIN, *sorted(configs, key=config_columns)))
 
     def actions(self, frame: pl.DataFrame) -> pl.Series:
         """Null where the catalogue lacks the config, and for another tuner's unknown choice."""
@@ -54,7 +55,3 @@ class Catalogue:
         """Null = AUTO."""
         each = enumerate(self.configs)
         return [{"action": i, "name": config.key, **requested(config)} for i, config in each]
-
-
-def _order(config: Config) -> list[int]:
-    return [-1 if each is None else int(each) for each in astuple(config)]

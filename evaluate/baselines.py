@@ -3,7 +3,6 @@
 All but AutoCCL's search and the oracle know workload and system alone. T tasks, A actions.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,12 +57,12 @@ class Policy(Protocol):
         """(T,) measured actions; equal grids give equal choices."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Least(Policy):
     """The measured config for which a rule gives the least; of equals NCCL's own choice."""
 
     name: str
-    #: (T, A) of a grid.
+    #: (T, A) of a grid; of a learned rule ln(time / NCCL's default): inf = unknown.
     rule: Callable[[TaskGrid], Float64Array]
 
     def choose(self, grid: TaskGrid) -> Actions:
@@ -154,18 +153,6 @@ def make_policies(
     ]
 
 
-class Predictor(Policy, ABC):
-    """Predicts the time of every action, and takes the smallest; NCCL's own choice on ties."""
-
-    @abstractmethod
-    def predict(self, grid: TaskGrid) -> Float64Array:
-        """(T, A) ln(time / NCCL's default); inf = unknown, 0 of the default itself."""
-
-    def choose(self, grid: TaskGrid) -> Actions:
-        """NCCL's default on ties."""
-        return np.asarray(np.where(grid.mask, self.predict(grid), np.inf).argmin(axis=1))
-
-
 class BestFixed(Policy):
     """Each family's config of least mean log time, as the default where it was not measured."""
 
@@ -218,18 +205,19 @@ class FiveBins(BestFixed):
         return np.asarray(np.nan_to_num(times_us, nan=np.inf).min(axis=0))
 
 
-class Interpolated(Predictor):
+class Interpolated(Least):
     """The fastest config, with times interpolated (log-log) between a family's training sizes."""
 
     name = "interpolated"
 
     def __init__(self, training: TaskGrid) -> None:
+        super().__init__(self.name, self.predict)
         self._log_time = np.log(training.times_us)
         self._log_size = np.log2(training.tasks["size_bytes"].to_numpy())
         self._families = rows_by(training.tasks, FAMILY)
 
     def predict(self, grid: TaskGrid) -> Float64Array:
-        """See Predictor."""
+        """See Least."""
         predicted = _unknown(grid)
         log_size = np.log2(grid.tasks["size_bytes"].to_numpy())
         for key, rows in rows_by(grid.tasks, FAMILY).items():
@@ -267,7 +255,7 @@ def _unknown(grid: TaskGrid) -> Float64Array:
     return predicted
 
 
-class GradientBoosting(Predictor):
+class GradientBoosting(Least):
     """Histogram boosting (scikit-learn); of three settings the one no measured sweep had worse."""
 
     name = "gradient-boosting"
@@ -275,6 +263,7 @@ class GradientBoosting(Predictor):
     def __init__(self, training: TaskGrid, catalogue: Catalogue) -> None:
         from sklearn.ensemble import HistGradientBoostingRegressor
 
+        super().__init__(self.name, self.predict)
         knobs = pl.DataFrame(catalogue.to_json(), infer_schema_length=None)
         names = pl.col("requested_algorithm", "requested_protocol").cast(pl.String)
         numbers = pl.col("requested_num_channels", "requested_chunk_bytes").cast(pl.Float64)
@@ -295,7 +284,7 @@ class GradientBoosting(Predictor):
         self._model.fit(features[self._known], log_ratio)
 
     def predict(self, grid: TaskGrid) -> Float64Array:
-        """See Predictor."""
+        """See Least."""
         rows, actions, features = self._features(grid)
         predicted = _unknown(grid)
         if len(rows):

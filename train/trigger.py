@@ -103,8 +103,6 @@ class TriggerModule(nn.Module):
 
     def set_thresholds(self, thresholds: Sequence[float]) -> None:
         """Set the threshold of each rung."""
-        if len(thresholds) != len(RUNGS):
-            raise ValueError(f"{len(thresholds)} thresholds for {len(RUNGS)} rungs")
         self.thresholds.copy_(torch.tensor(list(thresholds)))
 
     @torch.jit.export

@@ -229,9 +229,7 @@ def peaks_of(statistic: npt.NDArray[Any], rest: float = 0.0) -> npt.NDArray[np.f
 
 
 def threshold_of(peaks: npt.NDArray[np.float64], alarms: float) -> float:
-    """The threshold that so many of the peaks (P,) reach; ValueError without any peak."""
-    if len(peaks) == 0:
-        raise ValueError("a statistic that never left its rest has no threshold")
+    """The threshold that so many of the peaks (P,), one at least, reach."""
     if _TAIL <= alarms < len(peaks):
         return float(peaks[int(alarms)])
     count = min(_TAIL, max(len(peaks) // 2, 1))

@@ -135,10 +135,6 @@ class _Communicator:
     def opened(self, algorithm: Algorithm) -> int:
         return self.nvls_channels if algorithm in NVLS_KINDS else self.num_channels
 
-    @cached_property
-    def slow_ring(self) -> bool:
-        return self.graph.ring.gbytes_per_s[0] * self.graph.channels <= hardware.PCI_GBYTES_PER_S
-
 
 class CostModel:
     """The decisions of one NCCL release on machines of one kind, for any group on them."""
@@ -460,7 +456,8 @@ def _most_threads(comm: _Communicator, algorithm: Algorithm, protocol: Protocol)
         return 0
     if algorithm in NVLS_KINDS or protocol is Protocol.LL128:
         return hardware.MAX_THREADS
-    halved = algorithm is Algorithm.Ring and protocol is Protocol.Simple and comm.slow_ring
+    is_slow = comm.graph.ring.gbytes_per_s[0] * comm.graph.channels <= hardware.PCI_GBYTES_PER_S
+    halved = algorithm is Algorithm.Ring and protocol is Protocol.Simple and is_slow
     return hardware.THREADS // 2 if halved else hardware.THREADS
 
 

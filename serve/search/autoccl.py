@@ -242,11 +242,9 @@ def is_disturbed(level: float, *, before: bool) -> bool:
 
 
 class AutoCcl(Tuner):
-    """AutoCCL's search by medians of `repeats` calls; raises ValueError for fewer than one."""
+    """AutoCCL's search by medians of `repeats` calls."""
 
     def __init__(self, space_of: SpaceOf, *, repeats: int = 1) -> None:
-        if repeats < 1:
-            raise ValueError(f"a candidate cannot be measured {repeats} times; take 1 or more")
         super().__init__(lambda key: _Descent(space_of(key), repeats))
 
 
