@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from dynamiccl import nccl
 from dynamiccl.datasets.history import (
     HISTORY_FEATURES,
     WINDOW_FEATURES,
@@ -33,16 +34,7 @@ from dynamiccl.datasets.history import (
 )
 from dynamiccl.datasets.schema import COSTS, MODELLED_SWEEP, TASK_COLUMNS
 from dynamiccl.datasets.store import part_paths, read
-from dynamiccl.nccl import (
-    NUM_ALGORITHMS,
-    NUM_PROTOCOLS,
-    Algorithm,
-    Collective,
-    NcclVersion,
-    Protocol,
-    plateau,
-    size_correction,
-)
+from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, Algorithm, Collective, Protocol
 
 NIC_KINDS: Final = ("infiniband", "roce", "efa", "socket", "none")
 CPU_VENDORS: Final = ("intel", "amd", "arm")
@@ -70,7 +62,7 @@ def _value(name: str) -> pl.Expr:
 
 
 def _nccl_minor(text: str) -> float:
-    version = NcclVersion.parse(text)
+    version = nccl.NcclVersion.parse(text)
     return (version.minor + version.patch / 100.0) / 10.0
 
 
@@ -250,10 +242,10 @@ def _time_us(algorithm: Algorithm, protocol: Protocol, row: Mapping[str, Any]) -
     size_bytes, nodes = row["size_bytes"], row["num_nodes"]
     if row["collective"] == Collective.AllReduce.wire:
         if algorithm is Algorithm.Tree:
-            bandwidth *= size_correction(protocol, size_bytes)
+            bandwidth *= nccl.size_correction(protocol, size_bytes)
         elif (algorithm, protocol) == (Algorithm.Ring, Protocol.Simple) and nodes > 1:
             # The table does not tell the GPU; before Ampere the factor is 1.9.
             ranks = nodes * row["ranks_per_node"]
-            latency_us *= plateau(size_bytes, _RING_CHANNELS, ranks, since_ampere=True)
+            latency_us *= nccl.plateau(size_bytes, _RING_CHANNELS, ranks, since_ampere=True)
     time_us: float = latency_us + size_bytes / (1e3 * bandwidth)
     return time_us

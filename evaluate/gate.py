@@ -52,16 +52,8 @@ from dynamiccl.datasets.questions import (
     table_supports,
 )
 from dynamiccl.errors import CorruptFile, NotEnoughData, UserError
-from dynamiccl.evaluate.evidence import (
-    MIN_RUNS,
-    Cell,
-    FreshRuns,
-    Place,
-    Verdict,
-    passing,
-    place_of,
-    shrunk,
-)
+from dynamiccl.evaluate import evidence
+from dynamiccl.evaluate.evidence import Cell, FreshRuns, Place, Verdict, place_of
 from dynamiccl.evaluate.page import write_page
 from dynamiccl.nccl import ABSTAIN, Collective
 from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes, bin_first_byte, size_bin
@@ -221,7 +213,7 @@ def _judge(tried: Sequence[Cell], q: float) -> list[Cell]:
     beyond = [(cell.predicted or 0.0) + (cell.slack or 0.0) for cell in tested]
     weights = np.sqrt(np.clip(beyond, *_PREDICTED))
     found = []
-    for cell, ok in zip(tested, passing(p_values, q, weights), strict=True):
+    for cell, ok in zip(tested, evidence.passing(p_values, q, weights), strict=True):
         if ok:
             found.append(replace(cell, verdict=Verdict.PASSED))
         elif cell.loss is None:
@@ -362,7 +354,7 @@ def plan_gate(
             f"was trained on show what {MOST_CYCLES} runs would tell from noise, for a test of "
             f"{Gated(q, [], manifest).test}"
         )
-    tried = range(MIN_RUNS, MOST_CYCLES)
+    tried = range(evidence.MIN_RUNS, MOST_CYCLES)
     enough = (n for n in tried if np.mean([hope.power(n, q / 2) for hope in able]) >= POWER)
     cycles = next(enough, MOST_CYCLES)
     kept, left_out = _kept(hopes, able)
@@ -377,7 +369,7 @@ def plan_gate(
         kept = swept
         fresh, plan = _fresh_sweep(base, name, kept, manifest, cycles)
     if is_cut and plan["hours"] > sweep_hours:
-        cycles = max(MIN_RUNS, int(cycles * sweep_hours / plan["hours"]))
+        cycles = max(evidence.MIN_RUNS, int(cycles * sweep_hours / plan["hours"]))
         fresh, plan = _fresh_sweep(base, name, kept, manifest, cycles)
     write.write_text(fresh.text, encoding="utf-8")
     return {
@@ -447,7 +439,7 @@ def _expected(trained: FreshRuns, hopes: Sequence[_ExpectedGain]) -> list[_Expec
                 within = trained.within_runs(hope.support, cell.collective, near)
                 told.append((i, gains - least, within, distance == 0))
                 break
-    spread = shrunk([gains for _, gains, _, _ in told])
+    spread = evidence.shrunk([gains for _, gains, _, _ in told])
     for each, variance, df in zip(told, *spread, strict=True):
         i, gains, within, is_own = each
         surely = float(np.mean(gains) - np.sqrt(variance / len(gains)))

@@ -10,18 +10,8 @@ from typing import Any, Final
 
 import polars as pl
 
+from dynamiccl.datasets import cells
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.cells import (
-    TaskGrid,
-    left_out_text,
-    noise_bands,
-    quiet,
-    rows_left_out,
-    run_names,
-    task_grid,
-    tuned,
-    usable,
-)
 from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import content_hash, part_paths, provenance_of, read, slug
@@ -61,17 +51,18 @@ def make_report(
     names = [name for name, _ in policies]
     everything = read(data_dir)
     parts = _parts({name: policy.manifest.parts for name, policy in learned}, everything)
-    frame = parts.assign(tuned(everything))
-    catalogue, left_out = Catalogue.from_frame(usable(frame)), rows_left_out(everything)
-    test = task_grid(frame, catalogue, [Split.TEST])
+    frame = parts.assign(cells.tuned(everything))
+    catalogue, left_out = Catalogue.from_frame(cells.usable(frame)), cells.rows_left_out(everything)
+    test = cells.task_grid(frame, catalogue, [Split.TEST])
     if test.tasks.is_empty():
         raise NotEnoughData(
             f"{data_dir} has no test task to score: none of {test.unscored.height} tasks held out "
             f"for it ({parts.text()}) has the default and two forced configs measured; rows in no "
-            f"task: {left_out_text(left_out)}"
+            f"task: {cells.left_out_text(left_out)}"
         )
     training, validation, whole = (
-        task_grid(frame, catalogue, part) for part in ([Split.TRAIN], [Split.VALIDATION], [*Split])
+        cells.task_grid(frame, catalogue, part)
+        for part in ([Split.TRAIN], [Split.VALIDATION], [*Split])
     )
     choices, probes, drawn = {}, {}, {}
     players = make_policies(training, validation, catalogue, learned)
@@ -82,7 +73,7 @@ def make_report(
             drawn[player.name] = player.choose(whole)
         else:
             probes[player.name] = player.probes
-    noise = noise_bands(quiet(frame))
+    noise = cells.noise_bands(cells.quiet(frame))
     results = result_rows(test, catalogue, choices, noise, probes)
     shown = result_rows(whole, catalogue, drawn, noise)
     free = [LearnedPolicy(policy, catalogue, name) for name, policy in learned]
@@ -182,11 +173,11 @@ def _parts(learned: Mapping[str, Splits], frame: pl.DataFrame) -> Splits:
                 f"split={other.by}), so that what is new to one is not to the other: report on "
                 "them one by one"
             )
-    return next(iter(learned.values()), None) or Splits.of(tuned(usable(frame)))
+    return next(iter(learned.values()), None) or Splits.of(cells.tuned(cells.usable(frame)))
 
 
 def _scores(
-    mine: pl.DataFrame, grid: TaskGrid, choices: Mapping[str, Actions]
+    mine: pl.DataFrame, grid: cells.TaskGrid, choices: Mapping[str, Actions]
 ) -> dict[str, dict[str, Any]]:
     """By policy: of all tasks, by collective, and where NCCL's own choice is not best."""
     own = mine.filter(pl.col("regret") > pl.col("noise_band"), policy="nccl-default")
@@ -295,7 +286,7 @@ def _sources(data_dir: Path, frame: pl.DataFrame) -> dict[str, Any]:
         last=day.max(),
         **{name: each.drop_nulls().unique().sort() for name, each in listed.items()},
     )
-    counts = usable(frame).group_by(key).agg(timed=pl.len())
+    counts = cells.usable(frame).group_by(key).agg(timed=pl.len())
     found = found.join(counts, on=key, how="left").with_columns(pl.col("timed").fill_null(0))
     keys = ("tool", "dynamiccl_version", "python", "host", "git_commit", "files")
     writers = [{name: each.get(name) for name in keys} for each in provenance_of(data_dir)]
@@ -304,7 +295,7 @@ def _sources(data_dir: Path, frame: pl.DataFrame) -> dict[str, Any]:
         "data_hash": content_hash(data_dir),
         "files": len(part_paths(data_dir)),
         "rows": frame.height,
-        "runs": set(run_names(usable(frame))),
+        "runs": set(cells.run_names(cells.usable(frame))),
         "sources": found.sort(key).to_dicts(),
         "writers": [each for index, each in enumerate(writers) if each not in writers[:index]],
     }

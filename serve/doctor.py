@@ -14,19 +14,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from dynamiccl import doctor as checking
 from dynamiccl.datasets.manifest import AB_NAME, KILL_NAME
 from dynamiccl.datasets.store import file_sha256
-from dynamiccl.doctor import (
-    ROLES,
-    Check,
-    CheckStatus,
-    Machine,
-    check_plugin,
-    check_settings,
-    find_other_plugin,
-    judge,
-    report,
-)
+from dynamiccl.doctor import Check, CheckStatus, Machine, judge
 from dynamiccl.errors import CorruptFile, DynamicclError, PluginError
 from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME, built, is_ours
 from dynamiccl.nccl import NEWEST_ACTING, OLDEST_ACTING, TUNER_ABI_SINCE, NcclVersion
@@ -57,7 +48,7 @@ def check_for_job(
     yield from _nccl(libraries)
     yield _plugin(plugin, machine)
     yield from _neighbours(machine)
-    yield from check_settings(machine)
+    yield from checking.check_settings(machine)
     opened = None
     if artifact is None:
         yield Check("artifact", UNKNOWN, "none named", "add ARTIFACT, or set DYNAMICCL_ARTIFACT")
@@ -125,7 +116,7 @@ def _plugin(plugin: Path, machine: Machine) -> Check:
     profilers = (4,) if plugin.name in {TUNER_NAME, VENDOR_NAME} else PROFILER_ABI
     symbols = [f"ncclTunerPlugin_v{k}" for k in TUNER_ABI_SINCE]
     symbols += [f"ncclProfiler_v{k}" for k in profilers]
-    check = check_plugin(machine, str(plugin.resolve()), symbols)
+    check = checking.check_plugin(machine, str(plugin.resolve()), symbols)
     if check.status is not OK:
         return check
     return replace(check, found=f"{check.found}, {file_sha256(plugin)[:16]}")
@@ -134,13 +125,13 @@ def _plugin(plugin: Path, machine: Machine) -> Check:
 def _neighbours(machine: Machine) -> Iterator[Check]:
     mode = machine.env.get("DYNAMICCL_MODE", DEFAULT_MODE)
     asks_next = NEXT_TUNER in machine.env
-    for role in ROLES:
-        found = find_other_plugin(machine, role)
+    for role in checking.ROLES:
+        found = checking.find_other_plugin(machine, role)
         name = f"NCCL's {role.name}"
         if found is None:
             yield Check(name, OK, f"none is set or found; dynamiccl-run sets {role.variable}")
         elif is_ours(found.library):
-            theirs = find_other_plugin(machine, role, behind_ours=True)
+            theirs = checking.find_other_plugin(machine, role, behind_ours=True)
             kept = asks_next and Path(found.library).name == VENDOR_NAME
             displaced = role.name == "tuner" and theirs is not None and not kept
             place = f", in place of {theirs.place}" if theirs and displaced else ""
@@ -266,4 +257,4 @@ def doctor_command(
     if plugin is None and artifact is not None:
         plugin = installed_plugin(artifact)
     checks = check_for_job(Machine(), plugin or built(TUNER_NAME), artifact, nccl)
-    raise typer.Exit(report([*checks], as_json=as_json))
+    raise typer.Exit(checking.report([*checks], as_json=as_json))

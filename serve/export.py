@@ -12,22 +12,11 @@ import numpy.typing as npt
 import typer
 
 from dynamiccl import cli
+from dynamiccl.datasets import manifest as manifests
 from dynamiccl.datasets import objective as terms
 from dynamiccl.datasets.features import HISTORY_SLICE, Observations
 from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, CallColumns, history_features
-from dynamiccl.datasets.manifest import (
-    BRAIN_NAME,
-    GATE_NAME,
-    POLICY_NAME,
-    TRIGGER_NAME,
-    Manifest,
-    Slack,
-    Support,
-    find_policy_in,
-    trigger_facts,
-    trigger_file,
-    with_shape,
-)
+from dynamiccl.datasets.manifest import Manifest, Slack, Support
 from dynamiccl.datasets.questions import (
     ActingPolicy,
     ColdQuestions,
@@ -81,11 +70,11 @@ def export_artifact(
     check_features(manifest, policy_dir)
     manifest = replace(manifest, slack=slack or manifest.slack)
     for group in groups:
-        manifest = with_shape(manifest, *group)
+        manifest = manifests.with_shape(manifest, *group)
     if trigger is not None:
-        manifest = replace(manifest, trigger=trigger_facts(trigger))
-    elif (policy_dir / TRIGGER_NAME).is_file():
-        trigger = policy_dir / TRIGGER_NAME
+        manifest = replace(manifest, trigger=manifests.trigger_facts(trigger))
+    elif (policy_dir / manifests.TRIGGER_NAME).is_file():
+        trigger = policy_dir / manifests.TRIGGER_NAME
     supports = table_supports(manifest)
     if not supports:
         raise UserError(
@@ -115,10 +104,10 @@ def _build(
     from dynamiccl.serve.brain_module import write_brain
     from dynamiccl.train.policy import TorchPolicy, load_script
 
-    for name in (POLICY_NAME, GATE_NAME):
+    for name in (manifests.POLICY_NAME, manifests.GATE_NAME):
         if (policy_dir / name).is_file():
             shutil.copyfile(policy_dir / name, out / name)
-    policy, tables = TorchPolicy(load_script(out / POLICY_NAME), manifest), []
+    policy, tables = TorchPolicy(load_script(out / manifests.POLICY_NAME), manifest), []
     for support in supports:
         path = out / relative_path(support.system, support.num_nodes, support.num_ranks)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,8 +116,10 @@ def _build(
     if manifest.slack is None:
         questions = [cold_questions(manifest, support) for support in supports]
         configs = manifest.actions().configs
-        write_brain(out / POLICY_NAME, configs, questions, out / BRAIN_NAME, trigger)
-        brain = ScriptedBrain(out / BRAIN_NAME)
+        write_brain(
+            out / manifests.POLICY_NAME, configs, questions, out / manifests.BRAIN_NAME, trigger
+        )
+        brain = ScriptedBrain(out / manifests.BRAIN_NAME)
         for table, asked in zip(tables, questions, strict=True):
             check_brain(brain, policy, table, asked)
     manifest.write(out)
@@ -171,8 +162,8 @@ def check_brain(
         share = np.mean(differs)
         if share > NEAR_TIES:
             raise ArtifactMismatch(
-                f"for {shape.num_ranks} ranks on {shape.num_nodes} nodes and {where} {BRAIN_NAME} "
-                f"does not decide what {POLICY_NAME} does ({share:.0%} differ); export again"
+                f"for {shape.num_ranks} ranks on {shape.num_nodes} nodes and {where} brain.pt does "
+                f"not decide what policy.pt does ({share:.0%} differ); export again"
             )
 
 
@@ -260,7 +251,7 @@ def export_command(
 
 def _find_policy(run: str) -> Path:
     """The policy of a run, `models:/` name or directory (which needs no MLflow)."""
-    found = find_policy_in(Path(run.removeprefix("file://")))
+    found = manifests.find_policy_in(Path(run.removeprefix("file://")))
     if found is not None:
         return found
     from dynamiccl.train.tracking import policy_directory
@@ -274,7 +265,7 @@ def _find_trigger(run: str) -> Path:
         from dynamiccl.train.tracking import run_directory
 
         folder = run_directory(run, tracking_uri())
-    return trigger_file(folder)
+    return manifests.trigger_file(folder)
 
 
 def _show(artifact: Artifact, *, as_json: bool) -> None:

@@ -30,19 +30,9 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from dynamiccl import nccl
 from dynamiccl.errors import CorruptFile, MissingPath, UserError
-from dynamiccl.nccl import (
-    ABSTAIN,
-    MAX_CHANNELS,
-    NUM_ALGORITHMS,
-    NUM_PROTOCOLS,
-    NUM_TUNED_COLLECTIVES,
-    Algorithm,
-    Collective,
-    Config,
-    Protocol,
-    invalid_reason,
-)
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.schedule import AUTO, config_columns, fnv1a
 from dynamiccl.sizes import BINS_PER_OCTAVE, MAX_SIZE_BITS, size_bin
 
@@ -65,7 +55,7 @@ HEADER_BYTES: Final = _HEADER.size
 CHECKSUM_BYTES: Final = _CHECKSUM.size
 #: The plugin refuses a longer file unread.
 MAX_FILE_BYTES: Final = (
-    HEADER_BYTES + NUM_TUNED_COLLECTIVES * MAX_BINS * ENTRY.itemsize + CHECKSUM_BYTES
+    HEADER_BYTES + nccl.NUM_TUNED_COLLECTIVES * MAX_BINS * ENTRY.itemsize + CHECKSUM_BYTES
 )
 #: DYNAMICCL_SYSTEM: a plain directory name, the same on any file system.
 _SYSTEM: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,119}")
@@ -137,7 +127,7 @@ class DecisionTable:
                 num_nodes=num_nodes,
                 num_ranks=num_ranks,
                 first_bin=first_bin,
-                entries=body.reshape(NUM_TUNED_COLLECTIVES, -1),
+                entries=body.reshape(nccl.NUM_TUNED_COLLECTIVES, -1),
             )
             # One table, one file: a file of other bytes was not written by us.
             reason = "" if table.to_bytes() == data else "its header or checksum does not fit"
@@ -165,7 +155,7 @@ class DecisionTable:
             self.num_ranks // self.num_nodes,
             self.first_bin,
             self.num_bins,
-            NUM_TUNED_COLLECTIVES,
+            nccl.NUM_TUNED_COLLECTIVES,
             BINS_PER_OCTAVE,
             ENTRY.itemsize,
         )
@@ -208,7 +198,7 @@ def _shape_problem(table: DecisionTable) -> str | None:
     last = table.first_bin + table.num_bins
     if table.first_bin < 0 or table.num_bins < 1 or last > MAX_BINS:
         return f"bins {table.first_bin} .. {last - 1} are outside 0 .. {MAX_BINS - 1}"
-    if table.entries.shape != (NUM_TUNED_COLLECTIVES, table.num_bins):
+    if table.entries.shape != (nccl.NUM_TUNED_COLLECTIVES, table.num_bins):
         return f"entries of shape {table.entries.shape} are not of five collectives"
     return None
 
@@ -225,9 +215,9 @@ def _entry_problem(entries: npt.NDArray[np.void]) -> str | None:
 def _reason_against(collective: Collective, entry: Any) -> str | None:
     algorithm, protocol, num_channels, act, chunk_bytes = entry.item()
     in_range = (
-        AUTO <= algorithm < NUM_ALGORITHMS
-        and AUTO <= protocol < NUM_PROTOCOLS
-        and 0 <= num_channels <= MAX_CHANNELS
+        AUTO <= algorithm < nccl.NUM_ALGORITHMS
+        and AUTO <= protocol < nccl.NUM_PROTOCOLS
+        and 0 <= num_channels <= nccl.MAX_CHANNELS
         and act in {0, 1}
         and chunk_bytes >= 0
     )
@@ -236,4 +226,4 @@ def _reason_against(collective: Collective, entry: Any) -> str | None:
     config = _config(entry)
     if (config == ABSTAIN) == bool(act):
         return "an entry acts if, and only if, it sets a knob"
-    return invalid_reason(config, collective)
+    return nccl.invalid_reason(config, collective)

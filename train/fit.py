@@ -16,20 +16,11 @@ from torch import nn
 
 import dynamiccl
 from dynamiccl.belief import MIN_GAIN
+from dynamiccl.datasets import manifest as manifests
 from dynamiccl.datasets.cells import run_names, usable
 from dynamiccl.datasets.features import feature_table, window_table
 from dynamiccl.datasets.history import WINDOW_LENGTH
-from dynamiccl.datasets.manifest import (
-    POLICY_FOLDER,
-    POLICY_NAME,
-    TRIGGER_FACTS_NAME,
-    TRIGGER_NAME,
-    Manifest,
-    costs_beside,
-    find_supports,
-    trigger_facts,
-    trigger_file,
-)
+from dynamiccl.datasets.manifest import POLICY_FOLDER, Manifest
 from dynamiccl.datasets.store import git_commit
 from dynamiccl.errors import CorruptFile, MissingPath, UserError
 from dynamiccl.train import tracking
@@ -310,16 +301,16 @@ class _Training:
 
     def _export(self, folder: Path, module: nn.Module, margin: float) -> Manifest:
         data, recipe = self.data, self.recipe
-        save_script(module, folder / POLICY_NAME)
+        save_script(module, folder / manifests.POLICY_NAME)
         watching = None
         if recipe.trigger:
-            trigger = trigger_file(Path(recipe.trigger))
-            watching = trigger_facts(trigger)
-            facts = trigger.with_name(TRIGGER_FACTS_NAME)
-            shutil.copyfile(trigger, folder / TRIGGER_NAME)
+            trigger = manifests.trigger_file(Path(recipe.trigger))
+            watching = manifests.trigger_facts(trigger)
+            facts = trigger.with_name(manifests.TRIGGER_FACTS_NAME)
+            shutil.copyfile(trigger, folder / manifests.TRIGGER_NAME)
             shutil.copyfile(facts, folder / facts.name)
-        supports = find_supports(data.frame, data.catalogue, data.training.noise)
-        costs = None if data.costs is None else costs_beside(data.costs, supports)
+        supports = manifests.find_supports(data.frame, data.catalogue, data.training.noise)
+        costs = None if data.costs is None else manifests.costs_beside(data.costs, supports)
         return Manifest(
             recipe=recipe.name,
             catalogue=data.catalogue.to_json(),

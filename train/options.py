@@ -8,18 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from rich import progress
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from dynamiccl import cli
@@ -91,7 +83,7 @@ def folding_table(*heads: str, title: str | None = None) -> Table:
 @contextmanager
 def progress_bar(name: str) -> Iterator[Callable[[int, int, dict[str, float]], None]]:
     """A bar of steps or tables on a terminal; yields the callback for each epoch."""
-    with open_bar(TextColumn("{task.fields[note]}")) as bar:
+    with open_bar(progress.TextColumn("{task.fields[note]}")) as bar:
         task = bar.add_task(name, total=None, note="")
 
         def show(step: int, total: int, metrics: dict[str, float]) -> None:
@@ -122,14 +114,14 @@ class _Bar(Progress):
             stderr.print(words, soft_wrap=True, highlight=False, markup=False)
 
 
-def open_bar(*more: ProgressColumn) -> Progress:
+def open_bar(*more: progress.ProgressColumn) -> Progress:
     """A progress bar for terminals, with `more` columns."""
     return _Bar(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
         *more,
         console=stderr,
         transient=True,

@@ -10,21 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from dynamiccl.nccl import (
-    COST_IGNORE,
-    MAX_CHANNELS,
-    NUM_ALGORITHMS,
-    NUM_PROTOCOLS,
-    TREE_CORRECTED,
-    VALID_PROTOCOLS,
-    Algorithm,
-    Collective,
-    Config,
-    NcclVersion,
-    Protocol,
-    plateau,
-    size_correction,
-)
+from dynamiccl import nccl
+from dynamiccl.nccl import Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator import machine as hardware
 from dynamiccl.simulator.machine import Cpu, Generation, Graph, Hop, Machine, Path, Release, Search
 from dynamiccl.simulator.physics import GATHERS, NVLS_KINDS
@@ -92,7 +79,7 @@ class _Communicator:
     @cached_property
     def num_channels(self) -> int:
         """`comm->nChannels` (`src/graph/connect.cc`)."""
-        channels = min(2 * self.graph.channels, MAX_CHANNELS)
+        channels = min(2 * self.graph.channels, nccl.MAX_CHANNELS)
         fast = self.graph.ring.gbytes_per_s[0] > 45.0
         if self.generation >= Generation.Hopper and not self.one_node and fast and channels < 16:
             channels *= 2
@@ -102,7 +89,7 @@ class _Communicator:
             channels = max(channels, self.min_channels)
         if self.release.channels_reach_nvls:
             channels = max(channels, self.nvls_channels)
-        return min(channels, MAX_CHANNELS)
+        return min(channels, nccl.MAX_CHANNELS)
 
     @cached_property
     def nvls_channels(self) -> int:
@@ -112,7 +99,7 @@ class _Communicator:
         hopper, blackwell_node, blackwell_nodes = hardware.NVLS_CHANNELS
         blackwell = blackwell_node if self.one_node else blackwell_nodes
         channels = blackwell if self.generation >= Generation.Blackwell else hopper
-        channels = min(channels, self.max_channels or MAX_CHANNELS)
+        channels = min(channels, self.max_channels or nccl.MAX_CHANNELS)
         return max(channels, self.min_channels or 1)
 
     @cached_property
@@ -173,7 +160,7 @@ class CostModel:
                     _latency_us(comm, collective, algorithm, protocol),
                     _algbw_gbytes_per_s(comm, collective, algorithm, protocol),
                 )
-                for collective, algorithms in VALID_PROTOCOLS.items()
+                for collective, algorithms in nccl.VALID_PROTOCOLS.items()
                 for algorithm, protocols in sorted(algorithms.items())
                 if _has(comm, algorithm)
                 for protocol in sorted(protocols)
@@ -203,7 +190,9 @@ class CostModel:
         """The table passed to a tuner: (7 algorithms, 3 protocols) us, -1 = unavailable."""
         import numpy as np  # takes most of a start of whoever needs no table
 
-        table = np.full((NUM_ALGORITHMS, NUM_PROTOCOLS), COST_IGNORE, dtype=np.float32)
+        table = np.full(
+            (nccl.NUM_ALGORITHMS, nccl.NUM_PROTOCOLS), nccl.COST_IGNORE, dtype=np.float32
+        )
         for algorithm, protocol in self.cells(call.group, call.collective):
             table[algorithm, protocol] = self.cost_us(call, algorithm, protocol)
         return table
@@ -284,13 +273,13 @@ def _corrections(
     if algorithm is Algorithm.Ring and protocol is Protocol.Simple and not comm.one_node:
         since_ampere = comm.generation >= Generation.Ampere
         ranks = comm.group.num_ranks
-        latency = plateau(size, comm.num_channels, ranks, since_ampere=since_ampere)
+        latency = nccl.plateau(size, comm.num_channels, ranks, since_ampere=since_ampere)
     elif algorithm is Algorithm.Tree:
-        end = TREE_CORRECTED
+        end = nccl.TREE_CORRECTED
     elif algorithm is Algorithm.NVLSTree and comm.release.nvls_tree_corrected:
         blackwell = comm.generation >= Generation.Blackwell
         end = hardware.NVLS_TREE_CORRECTED if blackwell and comm.machine.cpu.x86 else 0
-    return latency, size_correction(protocol, size, end)
+    return latency, nccl.size_correction(protocol, size, end)
 
 
 def _latency_us(
