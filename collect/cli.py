@@ -58,6 +58,14 @@ def _print(*lines: str, console: Console = _stdout) -> None:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
+def _tell(document: object, *lines: str, as_json: bool) -> None:
+    """Print a command's result: in words, or as JSON."""
+    if as_json:
+        cli.print_json(document)
+    else:
+        _print(*lines)
+
+
 @app.command("plan")
 def plan_command(sweep_file: _SweepFile, as_json: _Json = False) -> None:
     """Show what a sweep would run, what it leaves out and why, and how long it takes.
@@ -68,10 +76,7 @@ def plan_command(sweep_file: _SweepFile, as_json: _Json = False) -> None:
     """
     with _stderr.status("planning"):
         plan = make_plan(load_sweep(sweep_file))
-    if as_json:
-        cli.print_json(plan)
-    else:
-        _print(*plan_lines(plan))
+    _tell(plan, *plan_lines(plan), as_json=as_json)
 
 
 @app.command("run")
@@ -99,29 +104,25 @@ def run_command(
     if is_real and sweep.file.launcher.kind == "sbatch" and options.batch_script is None:
         submitted = submit_sweep(sweep, options)
         job, state = submitted["job"], submitted["state"]
-        if as_json:
-            cli.print_json(submitted)
-            return
         log = f"what it says: {submitted['script'].removesuffix('.sbatch')}-*.out"
         more = f"the same command shows how far it is; {log}" if job else f"data in {out}; {log}"
-        _print(
+        far = (
             f"{f'job {job}: {state}' if job else state}; {submitted['trials_done']} of "
             f"{submitted['trials']} trials done in {submitted['launches_done']} launches\n{more}"
         )
+        _tell(submitted, far, as_json=as_json)
         return
     summary = start_sweep(sweep, options)
-    if as_json:
-        cli.print_json({**summary, "out": str(out)})
-    else:
-        by_status = summary["rows_by_status"].items()
-        told = ", ".join(f"{count} {name}" for name, count in by_status) or "nothing new"
-        told_of = {"budget": "the budget is spent", "interrupted": "stopped; go on with --resume"}
-        ended = told_of.get(summary["ended"], summary["ended"])
-        _print(
-            f"{summary['rows_written']} rows ({told}) of {summary['trials']} trials in "
-            f"{summary['launches_run']} launches; {summary['launches_skipped']} were there "
-            f"already; {ended} -> {out}"
-        )
+    by_status = summary["rows_by_status"].items()
+    told = ", ".join(f"{count} {name}" for name, count in by_status) or "nothing new"
+    told_of = {"budget": "the budget is spent", "interrupted": "stopped; go on with --resume"}
+    ended = told_of.get(summary["ended"], summary["ended"])
+    text = (
+        f"{summary['rows_written']} rows ({told}) of {summary['trials']} trials in "
+        f"{summary['launches_run']} launches; {summary['launches_skipped']} were there "
+        f"already; {ended} -> {out}"
+    )
+    _tell({**summary, "out": str(out)}, text, as_json=as_json)
     if summary["ended"] == "interrupted":
         # A script's next step needs a complete sweep.
         raise typer.Exit(cli.INTERRUPTED)
@@ -267,10 +268,8 @@ def compare_command(
     found = compare.compare(store.read(old), store.read(new))
     settings = [compare.sweep_settings(directory) for directory in (old, new)]
     found["other_changes"] += compare.differing(*settings)
-    if as_json:
-        cli.print_json({"old": str(old), "new": str(new), **found})
-    else:
-        _print(*compare.lines(found))
+    named = {"old": str(old), "new": str(new), **found}
+    _tell(named, *compare.lines(found), as_json=as_json)
     raise typer.Exit(1 if found["is_slower"] else 0)
 
 
@@ -301,10 +300,8 @@ def fit_command(
     with _stderr.status("fitting"):
         fit = fit_simulator.fit_to_file(data, out, base=base, systems=system or ())
     said = fit_simulator.to_json(fit)
-    if as_json:
-        cli.print_json({**said, "out": str(out)})
-        return
-    _print(*fit_simulator.lines(said), f"{fit.file.name} -> {out}")
+    lines = (*fit_simulator.lines(said), f"{fit.file.name} -> {out}")
+    _tell({**said, "out": str(out)}, *lines, as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ from dynamiccl.datasets.questions import (
     table_bins,
     table_supports,
 )
-from dynamiccl.errors import CorruptFile, NotEnoughData, UserError
+from dynamiccl.errors import NotEnoughData, UserError
 from dynamiccl.evaluate import evidence
 from dynamiccl.evaluate.evidence import Cell, FreshRuns, Place, Verdict, place_of
 from dynamiccl.evaluate.page import write_page
@@ -277,21 +277,17 @@ def write_gated(gated: Gated, policy_dir: Path, out: Path) -> None:
 
 
 def read_gated(policy_dir: Path) -> Gated | None:
-    """None if the policy was not gated; raises CorruptFile, and as `Manifest.read`."""
+    """None if the policy was not gated; raises as `Manifest.read`."""
     path = policy_dir / GATE_NAME
     if not path.is_file():
         return None
-    manifest = Manifest.read(policy_dir)  # which also compares the file's hash
-    try:
-        raw = json.loads(path.read_bytes())
-        found = [Cell(**{**cell, "verdict": Verdict(cell["verdict"])}) for cell in raw["cells"]]
-        q = float(raw["q"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptFile(f"{path} is not what a gate writes: {error}; gate again") from error
+    manifest = Manifest.read(policy_dir)  # the file's hash, too: it is what a gate wrote
+    raw = json.loads(path.read_bytes())
+    found = [Cell(**{**cell, "verdict": Verdict(cell["verdict"])}) for cell in raw["cells"]]
     wanted = {cell.key: cell for cell in found}
     supports = table_supports(manifest)
     every = [cell for support in supports for cell in abstaining_cells(support)]
-    return Gated(q, [wanted.get(cell.key, cell) for cell in every], manifest)
+    return Gated(raw["q"], [wanted.get(cell.key, cell) for cell in every], manifest)
 
 
 #: Most planned repeats, and numbers for which the plan says what would pass.

@@ -112,11 +112,8 @@ class StatefulPolicyModule(PolicyModule):
         """(action_B, q_BA, h, c) of B jobs; `decided` (B,): the key's last action, -1 = none."""
         since_B1 = c_BU[:, self.units :] + 1.0
         h_BU, c_BU = h_BU[:, : self.units], c_BU[:, : self.units]
-        z_list: list[torch.Tensor] = []
-        for member in self.members:
-            z_BA, h_BU, c_BU = member.step(window_BKW, context_BF, decided_B, h_BU, c_BU)  # type: ignore[operator]
-            z_list.append(z_BA)
-        action_B, q_BA = self.choose(torch.stack(z_list), window_BKW, context_BF, mask_BA)
+        z_BA, h_BU, c_BU = self.members[0].step(window_BKW, context_BF, decided_B, h_BU, c_BU)  # type: ignore[operator]
+        action_B, q_BA = self.choose(z_BA.unsqueeze(0), window_BKW, context_BF, mask_BA)
         if self.probe_every > 0:
             is_due_B1 = since_B1 >= self.probe_every
             probes_B = is_due_B1.squeeze(1) & (mask_BA[:, 0] > 0.5)

@@ -13,7 +13,7 @@ from enum import Enum, IntEnum, StrEnum
 from functools import cache
 from importlib import resources
 from pathlib import Path as FilePath
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator
 
@@ -65,15 +65,6 @@ class Cpu(StrEnum):
         return self is not Cpu.ARM
 
 
-class Basis(StrEnum):
-    """The source of numbers: NCCL printed them, its rules, recorded costs, or a guess."""
-
-    READ = "read"
-    DERIVED = "derived"
-    FITTED = "fitted"
-    ASSUMED = "assumed"
-
-
 def _path(name: str) -> Path:
     if name not in Path.__members__:
         raise UnknownName("path", name, Path.__members__)
@@ -88,7 +79,8 @@ class Search(Table):
     """One search's result (`ncclTopoGraph`), and the shapes it holds for."""
 
     pattern: Pattern
-    basis: Basis
+    #: NCCL printed it, its rules, recorded costs, or a guess.
+    basis: Literal["read", "derived", "fitted", "assumed"]
     nodes: tuple[int, int]
     ranks_per_node: tuple[int, int]
     channels: int

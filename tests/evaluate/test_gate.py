@@ -26,7 +26,7 @@ from dynamiccl.datasets.manifest import SHAPE_COLUMNS, Manifest, Support, find_s
 from dynamiccl.datasets.questions import table_supports
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
-from dynamiccl.errors import ArtifactMismatch, CorruptFile, UserError
+from dynamiccl.errors import ArtifactMismatch, UserError
 from dynamiccl.evaluate.baselines import LearnedPolicy, let_through
 from dynamiccl.evaluate.evidence import (
     MIN_RUNS,
@@ -247,9 +247,6 @@ def test_gate_is_read_back_with_every_bin_and_damage_is_refused(
     copy = Path(shutil.copytree(gated_dir, tmp_path / "gated"))
     (copy / "gate.json").write_text('{"q": 0.01, "cells": [{}]}')
     with pytest.raises(ArtifactMismatch):
-        read_gated(copy)
-    Manifest.read_unchecked(copy).write(copy)
-    with pytest.raises(CorruptFile, match="not what a gate writes"):
         read_gated(copy)
 
 
