@@ -277,20 +277,13 @@ def find_policy_in(folder: Path) -> Path | None:
     return None
 
 
-def find_trigger_in(folder: Path) -> Path | None:
-    """`trigger.pt` of a run or a policy."""
-    for candidate in (folder, folder / TRIGGER_FOLDER, folder / POLICY_FOLDER):
-        if (candidate / TRIGGER_NAME).is_file():
-            return candidate / TRIGGER_NAME
-    return None
-
-
 def trigger_file(path: Path) -> Path:
     """Path of the `trigger.pt` of a run, a policy, or a file; raises MissingPath."""
-    found = path if path.is_file() else find_trigger_in(path)
-    if found is None:
+    folders = (path, path / TRIGGER_FOLDER, path / POLICY_FOLDER)
+    found = [file for file in (path, *(each / TRIGGER_NAME for each in folders)) if file.is_file()]
+    if not found:
         raise MissingPath("trigger", path / TRIGGER_NAME, _FIX)
-    return found
+    return found[0]
 
 
 def trigger_facts(path: Path) -> dict[str, Any]:

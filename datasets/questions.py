@@ -176,17 +176,14 @@ class ActingPolicy(Protocol):
 
     def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """(N,) actions, each allowed by `mask` (N, A)."""
-        ...
 
     def values(
         self, observations: Observations, mask: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.floating]:
         """(N, A) minus the expected times over the reference."""
-        ...
 
     def least_gains(self, observations: Observations) -> npt.NDArray[np.float64] | None:
         """(N, A) ln gains over NCCL's own choice that must be exceeded; or None."""
-        ...
 
 
 def decide(

@@ -24,7 +24,7 @@ from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import TaskGrid, comparable, one_placement, quiet
 from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.steps import action_masks
-from dynamiccl.evaluate.baselines import Actions, LearnedPolicy
+from dynamiccl.evaluate.baselines import LearnedPolicy
 
 Float64Array = npt.NDArray[np.float64]
 #: Effective rows that a number needs: (sum w)^2 / sum w^2.
@@ -69,17 +69,11 @@ def _estimate(reward: float | None, reach: float | None = None, note: str = "") 
     return {"mean": mean, "low": ends[0], "high": ends[1], "note": note}
 
 
-def every_estimate(
-    log: Log, policies: Sequence[Float64Array], behaviour: Float64Array, confidence: float
-) -> list[dict[str, Estimate]]:
-    """Estimates by policy (T, A) and name, with a shared reward model; `behaviour` (T, A)."""
-    model = _tabular_model(log, behaviour.shape)
-    return [_estimates(log, policy, behaviour, model, confidence) for policy in policies]
-
-
-def _estimates(
-    log: Log, policy: Float64Array, behaviour: Float64Array, model: Float64Array, confidence: float
+def estimates(
+    log: Log, policy: Float64Array, behaviour: Float64Array, confidence: float
 ) -> dict[str, Estimate]:
+    """Of a policy (T, A) by name; `behaviour` (T, A)."""
+    model = _tabular_model(log, behaviour.shape)
     direct = float((policy * model).sum(axis=1)[log.task].mean())
     # The model's own error is not known.
     found = {"DM": _estimate(direct, note=NO_INTERVAL)}
@@ -128,11 +122,6 @@ def _cross_fitted(log: Log, policy: Float64Array) -> tuple[Float64Array, Float64
     return expected, predicted
 
 
-def deterministic(actions: Actions, num_actions: int) -> Float64Array:
-    """(T, A) the policy that always takes `actions`."""
-    return np.asarray(np.eye(num_actions)[actions])
-
-
 def logged_values(
     frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid, policies: Sequence[LearnedPolicy]
 ) -> dict[str, dict[str, dict[str, Any]]]:
@@ -160,9 +149,7 @@ def _value(
     counts = {"tasks": len(asked), "acts": acts, "draws": len(log)}
     if not len(log):
         return counts
-    wanted = deterministic(chosen, len(catalogue))
-    (found,) = every_estimate(log, [wanted], behaviour, CONFIDENCE)
-    return counts | found
+    return counts | estimates(log, np.eye(len(catalogue))[chosen], behaviour, CONFIDENCE)
 
 
 def drawn_rows(frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid) -> pl.DataFrame:

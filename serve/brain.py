@@ -180,7 +180,6 @@ class Brain(Protocol):
 
     def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
         """The next table; None, or an exception (logged, sent to the leader), keeps it."""
-        ...
 
 
 def policy_brain(artifact: Artifact) -> Brain:

@@ -311,7 +311,7 @@ def _decisions(
         decisions[collective.wire] = []
         for index in range(table.first_bin, table.first_bin + table.num_bins):
             size = bin_center_bytes(index)
-            config = table.lookup(collective, size)
+            config = table.at(collective, index)
             row = {
                 "bin": index,
                 "size_bytes": size,

@@ -162,10 +162,6 @@ class DecisionTable:
         data = header + self.entries.tobytes()
         return data + _CHECKSUM.pack(fnv1a(data))
 
-    def lookup(self, collective: Collective, size_bytes: int) -> Config | None:
-        """The config for a call of `size_bytes` (NCCL's nBytes); None = abstain."""
-        return self.at(collective, size_bin(size_bytes))
-
     def at(self, collective: Collective, index: int) -> Config | None:
         """The config for calls of size bin `index`; None = abstain."""
         column = index - self.first_bin

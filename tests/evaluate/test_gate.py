@@ -210,7 +210,7 @@ def test_tables_of_a_gated_policy_act_where_it_passed_and_nowhere_else(
     }
     for collective in (c for c in Collective if c.tunable):
         for each in range(table.first_bin, table.first_bin + table.num_bins):
-            decided = table.lookup(collective, bin_center_bytes(each))
+            decided = table.at(collective, each)
             assert decided == acting.get((collective.wire, each))
 
 

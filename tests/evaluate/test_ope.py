@@ -56,8 +56,8 @@ def mixture(policy: ope.Float64Array, mask: npt.NDArray[np.bool_], share: float)
 
 
 WORLD = make_world()
-ORACLE = ope.deterministic(np.nanargmin(WORLD.times_us, axis=1), ACTIONS)
-DEFAULT = ope.deterministic(np.zeros(TASKS, dtype=np.int64), ACTIONS)
+ORACLE = np.eye(ACTIONS)[np.nanargmin(WORLD.times_us, axis=1)]
+DEFAULT = np.eye(ACTIONS)[np.zeros(TASKS, dtype=np.int64)]
 BEHAVIOUR = mixture(DEFAULT, WORLD.mask, 0.7)
 POLICIES = {
     "oracle": ORACLE,
@@ -86,7 +86,7 @@ def true_value(policy: ope.Float64Array) -> float:
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_intervals_hold_the_truth_nine_times_in_ten(policy: ope.Float64Array) -> None:
     truth = -true_value(policy)
-    told = [ope.every_estimate(drawn_log(s), [policy], BEHAVIOUR, 0.9)[0] for s in range(200)]
+    told = [ope.estimates(drawn_log(s), policy, BEHAVIOUR, 0.9) for s in range(200)]
     for name in ("SNIPS", "DR"):
         ends = np.array(
             [(each[name]["low"], each[name]["high"]) for each in told], dtype=np.float64
@@ -113,7 +113,7 @@ def test_where_there_is_no_number_or_no_interval(
     behaviour: ope.Float64Array, rows: int, adaptive: bool, note: str
 ) -> None:
     log = replace(drawn_log(0, behaviour, rows), adaptive=adaptive)
-    (found,) = ope.every_estimate(log, [ORACLE], behaviour, 0.9)
+    found = ope.estimates(log, ORACLE, behaviour, 0.9)
     for estimator in ("SNIPS", "DR"):
         each = found[estimator]
         assert (each["low"], each["high"], each["note"]) == (None, None, note)

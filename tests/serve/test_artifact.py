@@ -23,7 +23,7 @@ from dynamiccl.serve.artifact import (
 from dynamiccl.serve.explain import nccl_csv
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.table import DecisionTable
-from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
+from dynamiccl.sizes import bin_first_byte, size_bin
 from tests.cli.conftest import Shell, refused
 from tests.serve.brains import FIRST_BIN, NUM_BINS, SIZES
 
@@ -39,8 +39,8 @@ def test_artifact_holds_a_table_that_acts_only_near_sizes_that_were_measured(
     table = DecisionTable.read(small_artifact.directory / TABLE)
     assert (table.first_bin, table.num_bins) == (FIRST_BIN, NUM_BINS)
     for size in (SIZES[0] >> 2, SIZES[-1] << 2):
-        assert all(table.lookup(collective, size) is None for collective in TUNED)
-    assert all(table.lookup(Collective.Broadcast, size) is None for size in SIZES)
+        assert all(table.at(collective, size_bin(size)) is None for collective in TUNED)
+    assert all(table.at(Collective.Broadcast, size_bin(size)) is None for size in SIZES)
 
 
 def test_unknown_shape_and_system_list_the_choices(small_artifact: Artifact) -> None:
@@ -73,7 +73,7 @@ def test_nccl_csv_is_what_nvidias_example_tuner_reads() -> None:
     assert int(found[0][1]) == bin_first_byte(80)
     assert int(found[0][2]) == bin_first_byte(83) - 1
     assert max(map(len, text.splitlines()[2:])) < 255
-    assert table.lookup(Collective.AllReduce, bin_center_bytes(82)) == nvls
+    assert table.at(Collective.AllReduce, 82) == nvls
 
 
 # --- plugin.index ---

@@ -92,14 +92,14 @@ def test_entry_that_cannot_be_is_found_under_a_good_checksum(
 def test_lookup_inside_and_outside_the_bins() -> None:
     table = table_of(RING)
     sizes = [0, 1 << 70, *(bin_center_bytes(index) for index in (79, 80, 82, 83))]
-    found = [table.lookup(Collective.AllReduce, size) for size in sizes]
+    found = [table.at(Collective.AllReduce, size_bin(size)) for size in sizes]
     assert found == [None, None, None, RING, RING, None]
-    assert table.lookup(Collective.AlltoAll, sizes[3]) is None
+    assert table.at(Collective.AlltoAll, size_bin(sizes[3])) is None
     # Size zero has no bin.
     table = table_of(RING, first_bin=0)
     assert size_bin(0) == -1
-    assert table.lookup(Collective.AllReduce, 0) is None
-    assert table.lookup(Collective.AllReduce, 1) == RING
+    assert table.at(Collective.AllReduce, size_bin(0)) is None
+    assert table.at(Collective.AllReduce, size_bin(1)) == RING
     assert table_of(ABSTAIN) == table_of(None)
 
 
@@ -115,7 +115,7 @@ def test_lookup_inside_and_outside_the_bins() -> None:
     ],
 )
 def test_auto_knobs_survive(config: Config) -> None:
-    assert table_of(config).lookup(Collective.Broadcast, 1 << 20) == config
+    assert table_of(config).at(Collective.Broadcast, size_bin(1 << 20)) == config
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dynamiccl.datasets.history import WINDOW_LENGTH, Call
-from dynamiccl.datasets.manifest import find_trigger_in
+from dynamiccl.datasets.manifest import trigger_file
 from dynamiccl.errors import CorruptFile
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.serve import brain_module as watcher
@@ -200,8 +200,7 @@ def test_a_trigger_is_found_in_its_run_and_needs_its_facts(
 ) -> None:
     run = tmp_path / "run" / "trigger"
     shutil.copytree(trigger.parent, run)
-    assert find_trigger_in(run.parent) == run / "trigger.pt"
-    assert find_trigger_in(tmp_path) is None
+    assert trigger_file(run.parent) == run / "trigger.pt"
     policy = small_artifact.directory.parent / "policy"
     shutil.copy(policy / "policy.pt", run / "trigger.pt")
     with pytest.raises(CorruptFile, match="no trigger"):

@@ -28,6 +28,7 @@ from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Protocol
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.simulator.h100 import default_model, true_us
 from dynamiccl.simulator.system import Call, Group
+from dynamiccl.sizes import size_bin
 from dynamiccl.train.cautious import CautiousPolicy
 from dynamiccl.train.cautious_fit import Tasks, fit_tables
 from dynamiccl.train.data import load_data
@@ -112,7 +113,7 @@ def test_shapes_that_nobody_measured_get_tables_from_nccls_costs(
     ) as communicator:
         for octave in range(16, 31):
             size = 1 << octave
-            wanted = table.lookup(Collective.AllReduce, size)
+            wanted = table.at(Collective.AllReduce, size_bin(size))
             call = Call(group, Collective.AllReduce, size)
             answer = communicator.ask(call.collective, size, default_model().cost_table(call))
             assert answer.acted == (wanted is not None)
