@@ -17,15 +17,7 @@ import numpy.typing as npt
 import polars as pl
 import typer
 
-from dynamiccl.datasets.cells import (
-    CONFIG_COLUMNS,
-    asking,
-    comparable,
-    independent,
-    of_minor_release,
-    placed,
-    tuned,
-)
+from dynamiccl.datasets import cells
 from dynamiccl.datasets.manifest import JobTask, Losses, Manifest, Place, Slack
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.store import config_of, read, read_calls
@@ -135,8 +127,8 @@ def with_nodes(calls: pl.DataFrame, manifest: Manifest) -> tuple[pl.DataFrame, l
     """
     shapes = {(s.num_nodes, s.num_ranks) for s in manifest.supports}
     per_node = max((ranks // nodes for nodes, ranks in shapes), default=1)
-    asked = asking(calls)
-    found, guessed = placed(asked, per_node)
+    asked = cells.asking(calls)
+    found, guessed = cells.placed(asked, per_node)
     of_ranks = Counter(ranks for _, ranks in shapes)
     several = [ranks for ranks, count in of_ranks.items() if count > 1]
     is_told = asked["num_nodes"].is_not_null() | (asked["group_ranks"].list.len() > 0)
@@ -195,7 +187,7 @@ def job_tasks(
     # Tables are made for the newest measured release.
     held = [s.nccl_version for s in manifest.supports if s.nccl_version]
     newest = max(held, default=None, key=NcclVersion.parse)
-    rows = of_minor_release(measurements.filter(pl.col("system").is_in(names)), newest)
+    rows = cells.of_minor_release(measurements.filter(pl.col("system").is_in(names)), newest)
     (asked, notes), losses = placed_calls(calls, manifest), losses_of(rows)
     known = ("compute_ratio", "time_us")
     tasks = asked.group_by(_PLACE, maintain_order=True).agg(
@@ -240,7 +232,9 @@ def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Lo
     measured, or where NCCL's own choice was not. Of the sizes of a bin the largest tells, first of
     those where another config was tried.
     """
-    rows = comparable(independent(tuned(measurements))).drop_nulls("compute_loss_us")
+    rows = cells.comparable(cells.independent(cells.tuned(measurements))).drop_nulls(
+        "compute_loss_us"
+    )
     rows = rows.filter(launch_profile=DEFAULT_PROFILE)
     # A channel holds its multiprocessor as long as the kernel runs, whatever the size.
     share = pl.col("compute_loss_us") / pl.col("time_us")
@@ -251,21 +245,21 @@ def losses_of(measurements: pl.DataFrame) -> dict[_Shape, dict[int, dict[str, Lo
         *("collective", "num_nodes", "num_ranks", "size_bytes"),
         *("interference_kind", "interference_level"),
     )
-    told = rows.group_by(*keys, *CONFIG_COLUMNS, maintain_order=True).agg(
+    told = rows.group_by(*keys, *cells.CONFIG_COLUMNS, maintain_order=True).agg(
         pl.col("time_us").median(),
         share=share.mean(),
         # The error of a single row without drift is unknown: as large as the loss.
         error=(spread / pl.len().sqrt()).fill_null(share.mean().abs()),
     )
     own = told.filter("is_default").select(*keys, own_us="time_us")
-    tried = tuned(measurements).filter(launch_profile=DEFAULT_PROFILE)
+    tried = cells.tuned(measurements).filter(launch_profile=DEFAULT_PROFILE)
     # Other kinds, as none at all, tell no loss anywhere.
     kinds = tried.drop_nulls("compute_loss_us")["interference_kind"].unique()
     tried = tried.filter(pl.col("interference_kind").is_in(kinds.implode()))
     told = (
-        tried.select(*keys, *CONFIG_COLUMNS)
+        tried.select(*keys, *cells.CONFIG_COLUMNS)
         .unique(maintain_order=True)
-        .join(told, [*keys, *CONFIG_COLUMNS], "left", nulls_equal=True, maintain_order="left")
+        .join(told, [*keys, *cells.CONFIG_COLUMNS], "left", nulls_equal=True, maintain_order="left")
         .join(own, keys, "left", nulls_equal=True, maintain_order="left")
         .with_columns(longer=pl.col("time_us") / pl.col("own_us"))
         .with_columns(pl.col("share", "error", "longer").fill_null(np.nan))

@@ -15,15 +15,8 @@ import numpy.typing as npt
 import polars as pl
 from scipy import optimize, special, stats
 
+from dynamiccl.datasets import cells
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.cells import (
-    comparable,
-    independent,
-    noise_bands,
-    of_minor_release,
-    quiet,
-    tuned,
-)
 from dynamiccl.datasets.features import COST_KEY, log_costs, read_costs
 from dynamiccl.datasets.manifest import SHAPE_COLUMNS, Support
 from dynamiccl.datasets.questions import cold_tasks
@@ -133,7 +126,7 @@ class FreshRuns:
         told = [self._fresh, *([] if known is None else [_rows(known, catalogue)])]
         own = [rows.filter(action=ABSTAIN_ACTION) for rows in told]
         self._own = pl.concat([rows.select(*_WHERE, *read_back).unique() for rows in own])
-        bands = noise_bands(quiet(tuned(frame)))
+        bands = cells.noise_bands(cells.quiet(cells.tuned(frame)))
         self._bands = {(system, collective): band for system, collective, band in bands.iter_rows()}
 
     def test(
@@ -265,7 +258,7 @@ def costs_of(*data_dirs: Path) -> pl.DataFrame:
 
 
 def _rows(frame: pl.DataFrame, catalogue: Catalogue) -> pl.DataFrame:
-    rows = with_split(independent(comparable(quiet(tuned(frame)))))
+    rows = with_split(cells.independent(cells.comparable(cells.quiet(cells.tuned(frame)))))
     return rows.with_columns(catalogue.actions(rows)).drop_nulls("action")
 
 
@@ -276,7 +269,7 @@ def _of(rows: pl.DataFrame, support: Support) -> pl.DataFrame:
         ranks_per_node=support.ranks_per_node,
         launch_profile=support.launch_profile,
     )
-    return of_minor_release(same, support.nccl_version)
+    return cells.of_minor_release(same, support.nccl_version)
 
 
 def shrunk(

@@ -6,17 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from dynamiccl.datasets import questions
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.features import Observations
 from dynamiccl.datasets.manifest import INDEX_NAME, Support
-from dynamiccl.datasets.questions import (
-    REACH_BINS,
-    allowed,
-    cold_questions,
-    count_of,
-    decide,
-    why_not,
-)
 from dynamiccl.errors import UserError
 from dynamiccl.evaluate.evidence import place_of
 from dynamiccl.evaluate.gate import read_gated
@@ -51,15 +44,15 @@ def explain(
     if index < 0 or not collective.tunable:
         what = collective.wire if index >= 0 else f"a message of {size_bytes} bytes"
         raise UserError(f"NCCL never asks a tuner about {what}")
-    free = cold_questions(manifest, replace(support, gated=None), [collective], [index])
+    free = questions.cold_questions(manifest, replace(support, gated=None), [collective], [index])
     observations = Observations.cold(free.context)
     times = -policy.values(observations, np.ones_like(free.mask))[0]
     ratios = times / times[ABSTAIN_ACTION]
-    held = allowed(manifest, support, collective, [index])
-    wanted = int(decide(policy, observations, free.mask, free.rule)[0])
-    chosen = int(decide(policy, observations, held, free.rule)[0])
+    held = questions.allowed(manifest, support, collective, [index])
+    wanted = int(questions.decide(policy, observations, free.mask, free.rule)[0])
+    chosen = int(questions.decide(policy, observations, held, free.rule)[0])
     configs = manifest.actions().configs
-    used = [count_of(each) for each in free.rule.channels[0]]
+    used = [questions.count_of(each) for each in free.rule.channels[0]]
     found = [
         {
             "config": configs[action].key,
@@ -122,11 +115,11 @@ def explain(
 def _why_not(
     support: Support, collective: Collective, config: Config, action: int, index: int
 ) -> str:
-    if reason := why_not(support, collective, config):
+    if reason := questions.why_not(support, collective, config):
         return reason
     measured = support.measured.get(collective.wire, {})
     for name, what in ((str(action), "it"), (str(ABSTAIN_ACTION), "NCCL's own choice")):
         bins = measured.get(name, [])
-        if not bins or min(abs(each - index) for each in bins) > REACH_BINS:
+        if not bins or min(abs(each - index) for each in bins) > questions.REACH_BINS:
             return f"{what} was not measured within an octave"
     return ""

@@ -29,28 +29,15 @@ import numpy as np
 import polars as pl
 from scipy import stats
 
+from dynamiccl.collect import sweep as sweeps
 from dynamiccl.collect.grid import RANK_GRAIN_BYTES, Setting, Trial, octave_ladder
 from dynamiccl.collect.plan import Plan, make_plan
-from dynamiccl.collect.sweep import (
-    Sizes,
-    StrategySettings,
-    Sweep,
-    SweepFile,
-    parse_sweep,
-    sweep_text,
-)
+from dynamiccl.collect.sweep import Sweep, SweepFile
+from dynamiccl.datasets import questions
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.cells import run_names
 from dynamiccl.datasets.features import TUNED, Observations
 from dynamiccl.datasets.manifest import GATE_NAME, POLICY_NAME, TRIGGER_NAME, Manifest, Support
-from dynamiccl.datasets.questions import (
-    REACH_BINS,
-    cold_questions,
-    count_of,
-    decide,
-    table_bins,
-    table_supports,
-)
 from dynamiccl.errors import NotEnoughData, UserError
 from dynamiccl.evaluate import evidence
 from dynamiccl.evaluate.evidence import Cell, FreshRuns, Place, Verdict, place_of
@@ -139,7 +126,7 @@ def pass_gate(
     manifest, slack = policy.manifest, policy.manifest.slack
     _check_fresh(manifest, frame)
     fresh = FreshRuns(frame, manifest.actions(), known=known, costs=costs)
-    supports = {place_of(support): support for support in table_supports(manifest)}
+    supports = {place_of(support): support for support in questions.table_supports(manifest)}
     wanted = [cell for support in supports.values() for cell in wanted_cells(policy, support)]
     acting = [cell for cell in wanted if cell.is_wanted]
     most = None if slack is None else slack.max_channels
@@ -177,17 +164,17 @@ def abstaining_cells(support: Support) -> list[Cell]:
     return [
         Cell(*place_of(support), collective.wire, size_bin, ABSTAIN_ACTION, ABSTAIN.key)
         for collective in TUNED
-        for size_bin in table_bins(support)
+        for size_bin in questions.table_bins(support)
     ]
 
 
 def wanted_cells(policy: TorchPolicy, support: Support) -> list[Cell]:
     """The policy's choice in every bin of a support's table, ignoring any gate."""
     manifest = policy.manifest
-    asked = cold_questions(manifest, replace(support, gated=None))
+    asked = questions.cold_questions(manifest, replace(support, gated=None))
     observations = Observations.cold(asked.context)
     rule, shares = asked.rule, asked.rule.shares
-    actions = decide(policy, observations, asked.mask, rule)
+    actions = questions.decide(policy, observations, asked.mask, rule)
     times = -policy.values(observations, asked.mask)
     names = [config.key for config in manifest.actions().configs]
     cells = abstaining_cells(support)
@@ -199,8 +186,8 @@ def wanted_cells(policy: TorchPolicy, support: Support) -> list[Cell]:
                 config=names[action],
                 verdict=Verdict.REFUSED,
                 predicted=float(times[row, ABSTAIN_ACTION] / times[row, action] - 1.0),
-                channels=count_of(rule.channels[row, action]),
-                own_channels=count_of(rule.channels[row, ABSTAIN_ACTION]),
+                channels=questions.count_of(rule.channels[row, action]),
+                own_channels=questions.count_of(rule.channels[row, ABSTAIN_ACTION]),
                 slack=float(shares[row, action]) if rule.slack and rule.counts[row] else None,
             )
     return cells
@@ -285,7 +272,7 @@ def read_gated(policy_dir: Path) -> Gated | None:
     raw = json.loads(path.read_bytes())
     found = [Cell(**{**cell, "verdict": Verdict(cell["verdict"])}) for cell in raw["cells"]]
     wanted = {cell.key: cell for cell in found}
-    supports = table_supports(manifest)
+    supports = questions.table_supports(manifest)
     every = [cell for support in supports for cell in abstaining_cells(support)]
     return Gated(raw["q"], [wanted.get(cell.key, cell) for cell in every], manifest)
 
@@ -389,7 +376,7 @@ def _wanted(policy: TorchPolicy, base: Sweep) -> list[_ExpectedGain]:
     manifest = policy.manifest
     groups = [group for group in base.file.groups if group.split is None]
     shapes = {(group.num_nodes, group.ranks_per_node) for group in groups}
-    own = [s for s in table_supports(manifest) if s.system == base.file.system]
+    own = [s for s in questions.table_supports(manifest) if s.system == base.file.system]
     supports = [s for s in own if (s.num_nodes, s.ranks_per_node) in shapes]
     if not supports:
         known = ", ".join(sorted({s.system for s in manifest.supports}))
@@ -428,7 +415,7 @@ def _expected(trained: FreshRuns, hopes: Sequence[_ExpectedGain]) -> list[_Expec
     found, told = list(hopes), []
     for i, hope in enumerate(hopes):
         cell, least = hope.cell, trained.least_gain(hope.support, hope.cell)
-        for distance in range(REACH_BINS + 1):
+        for distance in range(questions.REACH_BINS + 1):
             near = sorted({cell.bin - distance, cell.bin + distance})
             gains = trained.gains(hope.support, cell.collective, near, cell.action)
             if least is not None and len(gains) > 1:
@@ -487,16 +474,16 @@ def _fresh_sweep(
     plain = ("profiles", "interference", "budget")
     update = {key: SweepFile.model_fields[key].default for key in plain} | {
         "name": name,
-        "sizes": Sizes(list=tuple(sorted(sizes))),
+        "sizes": sweeps.Sizes(list=tuple(sorted(sizes))),
         "only": tuple(only),
         "cycles": cycles,
-        "strategy": StrategySettings(repeats=_REPEATS),
+        "strategy": sweeps.StrategySettings(repeats=_REPEATS),
         # Other noise, as other runs have.
         "simulator": file.simulator.model_copy(update={"seed": file.simulator.seed + 1}),
     }
     head = f"Fresh runs of sweep {file.name} for a gate, by dynamiccl-evaluate gate --plan."
-    text = sweep_text(file.model_copy(update=update), head=head)
-    fresh = parse_sweep(text, where="the fresh sweep")
+    text = sweeps.sweep_text(file.model_copy(update=update), head=head)
+    fresh = sweeps.parse_sweep(text, where="the fresh sweep")
     return fresh, make_plan(fresh)
 
 

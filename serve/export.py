@@ -14,16 +14,11 @@ import typer
 from dynamiccl import cli
 from dynamiccl.datasets import manifest as manifests
 from dynamiccl.datasets import objective as terms
+from dynamiccl.datasets import questions
 from dynamiccl.datasets.features import HISTORY_SLICE, Observations
 from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, CallColumns, history_features
 from dynamiccl.datasets.manifest import Manifest, Slack, Support
-from dynamiccl.datasets.questions import (
-    ActingPolicy,
-    ColdQuestions,
-    cold_questions,
-    decide,
-    table_supports,
-)
+from dynamiccl.datasets.questions import ActingPolicy, ColdQuestions
 from dynamiccl.doctor import Machine
 from dynamiccl.errors import ArtifactMismatch, UnknownName, UserError
 from dynamiccl.files import WRITING, clear_leftovers
@@ -75,7 +70,7 @@ def export_artifact(
         manifest = replace(manifest, trigger=manifests.trigger_facts(trigger))
     elif (policy_dir / manifests.TRIGGER_NAME).is_file():
         trigger = policy_dir / manifests.TRIGGER_NAME
-    supports = table_supports(manifest)
+    supports = questions.table_supports(manifest)
     if not supports:
         raise UserError(
             f"the policy of {policy_dir} knows no communicator shape in launch profile 'default': "
@@ -114,7 +109,7 @@ def _build(
         tables.append(make_table(policy, manifest, support))
         path.write_bytes(tables[-1].to_bytes())
     if manifest.slack is None:
-        questions = [cold_questions(manifest, support) for support in supports]
+        questions = [questions.cold_questions(manifest, support) for support in supports]
         configs = manifest.actions().configs
         write_brain(
             out / manifests.POLICY_NAME, configs, questions, out / manifests.BRAIN_NAME, trigger
@@ -128,8 +123,8 @@ def _build(
 
 def make_table(policy: ActingPolicy, manifest: Manifest, support: Support) -> DecisionTable:
     """What a policy decides without a history."""
-    asked = cold_questions(manifest, support)
-    actions = decide(policy, Observations.cold(asked.context), asked.mask, asked.rule)
+    asked = questions.cold_questions(manifest, support)
+    actions = questions.decide(policy, Observations.cold(asked.context), asked.mask, asked.rule)
     configs = manifest.actions().configs
     chosen = [configs[action] for action in actions]
     rows = [chosen[i : i + asked.num_bins] for i in range(0, len(chosen), asked.num_bins)]
@@ -154,7 +149,7 @@ def check_brain(
     context, mask = asked.context[rows], asked.mask[rows]
     actions = brain.act(columns_of(calls, is_valid), context, mask)
     window, context[:, HISTORY_SLICE] = history_features(calls, is_valid)
-    wanted = decide(policy, Observations(window, context), mask)
+    wanted = questions.decide(policy, Observations(window, context), mask)
     for where, differs in (
         ("without a history", cold is None or cold.entries != table.entries),
         ("on a history", actions != wanted),

@@ -19,21 +19,8 @@ from dynamiccl import cli
 from dynamiccl.datasets.store import part_paths
 from dynamiccl.errors import DataError, Interrupted, MachineError, UserError
 from dynamiccl.files import end_with_parent
-from dynamiccl.train import DEFAULT_TRACKING_URI, tracking_uri
-from dynamiccl.train.options import (
-    DEFAULT_RECIPE,
-    EXPERIMENT,
-    Data,
-    Json,
-    folding_table,
-    open_bar,
-    progress_bar,
-    stderr,
-    stdout,
-    tell,
-    tell_result,
-    wide_stdout,
-)
+from dynamiccl.train import DEFAULT_TRACKING_URI, options, tracking_uri
+from dynamiccl.train.options import Data, Json, stderr, stdout, tell
 from dynamiccl.train.recipe import (
     CAUTIOUS,
     RECIPES,
@@ -81,7 +68,7 @@ def list_command(
     if chosen is not None:
         _show_settings(chosen)
         return
-    table = folding_table("recipe", "what it is")
+    table = options.folding_table("recipe", "what it is")
     for each in RECIPES.values():
         table.add_row(each.name, each.summary)
     stdout.print(table)
@@ -93,7 +80,7 @@ def _show_settings(recipe: Recipe) -> None:
     plain, meanings = {f.name: f.default for f in fields(Recipe)}, setting_meanings()
     own = [key for key in settable() if values[key] != plain[key]]
     title = f"{recipe.name}: {recipe.summary}; algorithm {recipe.algorithm}"
-    table = folding_table("setting (--set)", "value", "meaning", title=title)
+    table = options.folding_table("setting (--set)", "value", "meaning", title=title)
     for key in [*own, *(key for key in settable() if key not in own)]:
         table.add_row(key, setting_text(values[key]), meanings[key])
     stdout.print(table)
@@ -108,7 +95,7 @@ def fit_command(
         str | None,
         typer.Option(
             help=f"One of {', '.join(RECIPES)}, or FILE.py with one.",
-            show_default=DEFAULT_RECIPE,
+            show_default=options.DEFAULT_RECIPE,
         ),
     ] = None,
     settings: Annotated[
@@ -138,7 +125,7 @@ def fit_command(
             "--resume goes on with a run's own recipe, settings and seed: leave out --recipe, "
             "--set and --seed, or begin a new run without --resume"
         )
-    chosen = make_recipe(recipe or DEFAULT_RECIPE, settings or [])
+    chosen = make_recipe(recipe or options.DEFAULT_RECIPE, settings or [])
     part_paths(data)  # before the heavy imports, to tell of a typo at once
     with cli.working("loading PyTorch and MLflow"):
         from dynamiccl.datasets.cells import left_out_text
@@ -149,12 +136,14 @@ def fit_command(
     in_one_go = chosen.algorithm in CAUTIOUS and not stderr.is_terminal
     telling = cli.working(f"{name}: fitting") if in_one_go else nullcontext()
     try:
-        with telling, progress_bar(name) as show:
+        with telling, options.progress_bar(name) as show:
             how: dict[str, Any] = {"tracking_uri": uri, "progress": show, "ray": ray}
             if resume is not None:
                 summary = fitting.resume(data, resume, **how)
             else:
-                summary = fitting.fit(data, chosen, experiment=EXPERIMENT, seed=seed or 0, **how)
+                summary = fitting.fit(
+                    data, chosen, experiment=options.EXPERIMENT, seed=seed or 0, **how
+                )
     except tracking.RunInterrupted as stopped:
         again = _command(
             uri, "dynamiccl-train", "fit", "--data", str(data), "--resume", str(stopped)
@@ -166,7 +155,7 @@ def fit_command(
     steps = (
         f"{summary.steps} steps, best at step {summary.best_step}" if summary.steps else "fitted"
     )
-    tell_result(
+    options.tell_result(
         asdict(summary),
         f"run {summary.run_id}: {steps}, in {summary.seconds:.1f} s\n"
         f"validation: mean regret {summary.validation_regret:.2%} on {summary.validation_tasks} "
@@ -196,7 +185,7 @@ def trigger_command(
     part_paths(data)
     from dynamiccl.train.trigger_fit import fit_trigger
 
-    with open_bar() as bar:
+    with options.open_bar() as bar:
         task = bar.add_task("reading", total=None)
 
         def show(what: str, done: int, total: int) -> None:
@@ -205,7 +194,7 @@ def trigger_command(
         summary = fit_trigger(
             data,
             false_alarms_per_1e5,
-            experiment=EXPERIMENT,
+            experiment=options.EXPERIMENT,
             tracking_uri=tracking_uri(),
             seed=seed,
             progress=show,
@@ -213,7 +202,7 @@ def trigger_command(
     facts, run_id = summary["facts"], summary["run_id"]
     counts = facts["counts"]
     thresholds = ", ".join(f"{key}: {value:.1f}" for key, value in facts["thresholds"].items())
-    tell_result(
+    options.tell_result(
         summary,
         f"run {run_id}: {counts['series']} quiet series (calls {counts['calls']}, "
         f"iterations {counts['iterations']}; {counts['disturbed']} disturbed calls left out), "
@@ -293,8 +282,8 @@ def study_command(
         part_paths(data)
         plan = studies.Plan(
             data=str(data),
-            experiment=EXPERIMENT,
-            recipes=recipe or [DEFAULT_RECIPE],
+            experiment=options.EXPERIMENT,
+            recipes=recipe or [options.DEFAULT_RECIPE],
             settings=settings or [],
             axes=grid or [],
             seeds=seeds,
@@ -353,7 +342,7 @@ def _tell_how_to_join(summary: "StudySummary", uri: str, *, as_json: bool) -> No
         )
     join = _study(uri, "--join", summary.run_id)
     array = "sbatch --array=1-16 --cpus-per-task=1 --requeue"
-    tell_result(
+    options.tell_result(
         {"run_id": summary.run_id, "trials": summary.trials, "join": join},
         f"study {summary.run_id}: {summary.trials} trials wait for workers, of any number\n"
         f"one here: {join}\n"
@@ -406,7 +395,7 @@ def _show_study(summary: "StudySummary", failures: list[str], *, as_json: bool) 
     if as_json:
         cli.print_json(asdict(summary))
     else:
-        wide_stdout().print(_study_table(summary))
+        options.wide_stdout().print(_study_table(summary))
         runs = [word for each in summary.settings for word in ("--policy", each.best_run)]
         words = ("dynamiccl-evaluate", "report", "--data", str(summary.data), *runs)
         report = _command(tracking_uri(), *words, "--out", "report")
@@ -425,7 +414,7 @@ def _show_study(summary: "StudySummary", failures: list[str], *, as_json: bool) 
 def _study_table(summary: "StudySummary") -> Table:
     default = "" if summary.default_regret is None else f"{summary.default_regret:.2%}"
     title = f"{summary.done} of {summary.trials} trials; NCCL's default {default}"
-    table = folding_table("setting", title=title)
+    table = options.folding_table("setting", title=title)
     for head in ("seeds", "validation\nregret", "95 % interval", "seconds", "best run"):
         # A run id that is cut short names nothing.
         table.add_column(head, no_wrap=True, overflow="fold")
@@ -460,7 +449,7 @@ def promote_command(
     acts = "" if bins is None else f", acts in {bins} size bins"
     replaced = "" if before is None else f" (before: version {before})"
     name = f"models:/{tracking.MODEL_NAME}@{tracking.CHAMPION}"
-    tell_result(
+    options.tell_result(
         found,
         f"{name} is version {found['version']}{acts}{replaced}\n"
         f"deploy it with: dynamiccl-deploy export {found['policy']} --out DIR",
