@@ -3,25 +3,22 @@
     python -m dynamiccl.collect.beside all_reduce_perf --edge 4096 --meet DIR/meet -b 4096 -e 65536
 
 A sweep starts it in place of nccl-tests where interference is `matmul`. It makes as many calls in
-the same order as nccl-tests 2.19.6 (`src/common.cu`: a warm-up of every doubling; then of each
-block two halves of one call that is waited for, `-n` timed and `-c` checked ones), so that plans
-are played and read back as ever. Options that a sweep does not give are refused.
+the same order as nccl-tests 2.19.6 (`src/common.cu`), so that plans are played and read back as
+ever; options that a sweep does not give are refused.
 
 It is one process, since products of another one get slices of time and not SMs. Ranks meet in the
-file `--meet`; they are torch.distributed's, on NCCL (with `--cpu` on gloo, and the products on the
-CPU: to try it). Nothing but the calls goes over NCCL. The matrices are squares of `--edge` of
-normal numbers, since zeros draw less power, in bfloat16 (on a CPU float); products follow each
-other without a pause, in a thread and on a stream of their own; `--persistent` takes our kernel in
-place of cuBLAS's (persistent.py; on a CPU with TRITON_INTERPRET=1). A half of a block is
+file `--meet`; nothing but the calls goes over NCCL (`--cpu` tries it on gloo and the CPU). The
+matrices are of normal numbers, since zeros draw less power, in bfloat16; products follow each other
+without a pause, in a thread and on a stream of their own; `--persistent` takes our kernel in place
+of cuBLAS's (on a CPU with TRITON_INTERPRET=1). A half of a block is
 
     products alone | one call | n calls beside products | checks | products alone
 
 and its figures are means over ranks (datasets/schema.py, BESIDE_COLUMNS; nan: not known). They are
 of all but the first of the n calls, in which ranks wait for each other, and of the *stretch* from
 the begin of the first product that meets one of these to the end of the last, so that no product is
-counted in part. On CUDA the n calls run one behind the other without a gap. Values are not checked:
-nccl-tests does that. PyTorch's all-reduce, broadcast and reduce are in place: of their halves, two
-measurements of that, a row has the mean.
+counted in part. Values are not checked: nccl-tests does that. PyTorch's all-reduce, broadcast and
+reduce are in place: of their halves, two measurements of that, a row has the mean.
 """
 
 import argparse

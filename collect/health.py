@@ -7,8 +7,7 @@ processes), or a launch of its own (logs of each two nodes of a cluster).
 
 A node adds the lower quartile of its communicators, two nodes the lower median of those between
 them, a rank that of its own. The largest is taken first, nodes before pairs before ranks, until the
-rest is noise: what the lower half differ by, and no less than a launch's rows. By the limit one
-check in a hundred of a cluster of this size has a false alarm, were noise normal.
+rest is noise; one check in a hundred of a cluster of this size has a false alarm, were it normal.
 """
 
 from collections import Counter, defaultdict

@@ -3,15 +3,13 @@
 local   the program itself: one process that drives all GPUs (`-g N` of nccl-tests)
 mpirun  Open MPI 4 and 5. It forwards output in chunks, not lines, so two ranks may share a line:
         nccl-tests prints its tables from one rank, and NCCL's logs must go to NCCL_DEBUG_FILE
-srun    a step of the current Slurm allocation. Output keeps srun's line buffering, since with
-        --unbuffered lines of several ranks mix. Variables go through srun's own environment:
-        `--export=NAME=VALUE` cuts values at commas. How ranks find each other is the cluster's
-        matter: for Open MPI, put `--mpi=pmix` into extra_args
+srun    a step of the current Slurm allocation, its output line by line: with --unbuffered lines of
+        several ranks mix. Variables go through srun's own environment: `--export=NAME=VALUE` cuts
+        values at commas. For Open MPI, put `--mpi=pmix` into extra_args
 sbatch  srun, inside the batch job that runs the sweep (`batch.py`)
 
-Containers: Pyxis is a plugin of srun, and its options are srun's (github.com/NVIDIA/pyxis, wiki
-"Usage"). Apptainer (apptainer.org, user guide: "Bind Paths and Mounts", "Environment and Metadata")
-is a program before every rank.
+Containers: Pyxis is options of srun (github.com/NVIDIA/pyxis, wiki "Usage"), Apptainer a program
+before every rank (apptainer.org, user guide: "Bind Paths and Mounts", "Environment and Metadata").
 
 A program runs in a session of its own, so that a terminal's Ctrl-C reaches us only, who then decide
 (`Interrupt`). To end it, a signal goes to the leader's process group first, since srun and mpirun

@@ -3,13 +3,11 @@
     text ── output.py ──> rows (dicts) and runs ── facts of each run ──> measurements, NCCL's costs
     JSON ── read_json ──> the same
 
-The rule is that nothing is guessed. A fact needs one value; where the output gives two, or a
-number that its own bandwidths contradict, the column stays null and the report says why. The
-collective comes from the program's name inside the output (header, tail, or the one command shown),
-else from the option `collective`, else from columns and bandwidths that can be of one only, else,
-and this is reported, from the name of the file. What the columns contradict is refused.
-
-Rows become columns a chunk at a time, since there may be millions.
+Nothing is guessed. A fact needs one value; where the output gives two, or a number that its own
+bandwidths contradict, the column stays null and the report says why. The collective comes from the
+program's name inside the output, else from the option `collective`, else from columns and
+bandwidths that can be of one only, else, and this is reported, from the name of the file. What the
+columns contradict is refused. Rows become columns a chunk at a time: there may be millions.
 """
 
 import re

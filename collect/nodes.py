@@ -1,17 +1,13 @@
-"""The nodes of a sweep: programs on each of them, their facts, their health, interference.
+"""The nodes of a sweep: programs on each of them (on_node.py), facts, health, interference.
 
-The programs are in on_node.py. A trial may be shorter than the time between two readings of a
-sampler. So a stretch is judged by the readings inside it *and* by the last before and the first
-after it: clocks that are down just before and just after were down in between, and an error counter
-needs both to show a difference.
+A trial may be shorter than the time between two readings of a sampler. So a stretch is judged by
+the readings inside it *and* by the last before and the first after it: clocks that are down on both
+sides were down in between, and an error counter needs both to show a difference.
 
 Of interference (`disturb`) `cpu` is busy cores. `traffic` is an endless second nccl-tests on GPUs
 that the trial leaves free, without our tuner; its level is the share of 32 channels that it may use
-(NCCL_MAX_CTAS): with Ring, bandwidth at large sizes grows about linearly with them. On eight B300
-at 128 MiB (eunomia-bpf/nccl-eBPF @14f9bca) it is 29, 59, 117, 231, 427 and 625 GB/s with 1, 2, 4,
-8, 16 and 32 channels. It meets the trial on NVSwitch, PCIe and NICs only. Products on the trial's
-own GPUs are in the process of the calls (beside.py): those of another process would get slices of
-time, and no SMs beside a call.
+(NCCL_MAX_CTAS): on eight B300 at 128 MiB (eunomia-bpf/nccl-eBPF @14f9bca) Ring reaches 29, 59, 117,
+231, 427 and 625 GB/s with 1, 2, 4, 8, 16 and 32. Products are in the calls' process (beside.py).
 """
 
 import json

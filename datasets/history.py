@@ -1,8 +1,7 @@
 """The history of a task key: its past calls, the features of them, and estimates of the network.
 
-A feature of the past is defined once, as a function of `Past`, whose arrays are numpy's or torch's.
-`history_features` computes windows as they come, and `serve/brain_module.py` is exported with the
-policy. To add a feature, add it to `_WINDOW` or `_HISTORY`.
+A feature of the past is defined once, in `_WINDOW` or `_HISTORY`, as a function of `Past`, whose
+arrays are numpy's or torch's: `serve/brain_module.py` is exported with the policy.
 
 EBB, BtlBw, RTprop and their product, the BDP, are those of BBR, in the terms of NetSenseML, section
 4.1, equations 1 and 2: over a window of calls for a policy, and as transfers come in for the

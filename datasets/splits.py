@@ -1,15 +1,13 @@
 """The split of a data set into train, validation and test.
 
-Usually by size bins, the same for every data set. Whole octaves are held out, so that a test size
-is never a neighbour of a training size in the same octave, and the assignment depends on the size
-alone, so that data sets can be joined without a leak. Even octaves train; of the odd ones every
-other is for validation and every other for test. A sweep that has nothing to train or to validate
-on, such as one over powers of four, is split by turns of the octaves that it has.
+Usually by size bins, the same for every data set, so that these can be joined without a leak. Whole
+octaves are held out: even ones train; of the odd ones every other is for validation and every other
+for test. A sweep that has nothing to train or to validate on, such as one over powers of four, is
+split by turns of the octaves that it has.
 
-Else whole group shapes, systems or runs are held out, by turns of those that there are: whatever a
-policy was neither trained nor validated on is for test, what was measured later too. As many turns
-(`shape:0`, `shape:1`, ...) as there are values have each of them for test. With runs held out every
-task is asked again as another run measured it: what that tells is how far noise misleads.
+Else whole group shapes, systems or runs are held out, by turns (`shape:0`, `shape:1`, ...) of those
+that there are; what was measured later is for test, too. With runs held out every task is asked
+again as another run measured it: what that tells is how far noise misleads.
 """
 
 from dataclasses import dataclass

@@ -5,10 +5,9 @@ Questions and answers are lines of JSON: `serve/plugin/brain/message.h`. The lea
 `decide(config, history)`, made for each communicator by `make(artifact)`: ours by name, yours by
 `--policy my_module:make`. The plugin checks the proposed table; all ranks agree on it.
 
-A tuner of `serve/search` is asked every DYNAMICCL_ADAPT_INTERVAL_S, so a slow probe costs an
-interval, not a call. It is told of new calls that certainly ran what it requested. It searches what
-NCCL takes call by call (algorithm, protocol, channels, chunk size where the artifact's NCCL has
-it), and only configs that were measured near a size. Torch is loaded only with a TorchScript file.
+A tuner of `serve/search` is told of new calls that certainly ran what it requested, and searches
+what NCCL takes call by call, of what was measured near a size. Torch is loaded only with a
+TorchScript file.
 """
 
 import importlib

@@ -109,13 +109,11 @@ def _build(
         tables.append(make_table(policy, manifest, support))
         path.write_bytes(tables[-1].to_bytes())
     if manifest.slack is None:
-        questions = [questions.cold_questions(manifest, support) for support in supports]
+        cold = [questions.cold_questions(manifest, support) for support in supports]
         configs = manifest.actions().configs
-        write_brain(
-            out / manifests.POLICY_NAME, configs, questions, out / manifests.BRAIN_NAME, trigger
-        )
+        write_brain(out / manifests.POLICY_NAME, configs, cold, out / manifests.BRAIN_NAME, trigger)
         brain = ScriptedBrain(out / manifests.BRAIN_NAME)
-        for table, asked in zip(tables, questions, strict=True):
+        for table, asked in zip(tables, cold, strict=True):
             check_brain(brain, policy, table, asked)
     manifest.write(out)
     PluginIndex.of_artifact(out, supports).write(out)

@@ -6,14 +6,12 @@
 All of it is TorchScript: what is trained is what is exported.
 
 Rewards are -time/reference: a bad protocol is 50 times slower, and what has to be told apart is
-2 %. So a head predicts z = log(-Q), the log of time over reference, and the loss is taken in z (a
-value rescaling as in Pohlen et al. 2018, section 3.2); Q = -exp(z) stays the plain reward.
+2 %. So a head predicts z = log(-Q), and the loss is taken in z (Pohlen et al. 2018, section 3.2).
 
 Dueling (Wang et al. 2016, section 3): z_a = V + A_a - A_0. Anchored at action 0 instead of at the
 mean, V is the value of abstaining, and no Q value depends on what the mask allows.
 
-With actions as inputs (`ActionHead`), configs share what is learned of them: a rare channel count
-is near its neighbours, and a cell is what NCCL's own cost model says of it, give or take:
+With actions as inputs (`ActionHead`), configs share what is learned of them:
 
     z_a = V(task) + n(task, a) + c_a  -  (n(task, 0) + c_0)
 

@@ -1,8 +1,7 @@
 """Learning from recorded steps: d3rlpy's Q learning on our networks, and what draws its batches.
 
-d3rlpy is imported here alone. Two things are settled before: gym, which it still imports, does not
-print its notice of retirement; and it is without PRDC, an algorithm that no recipe has, for which
-it would import scikit-learn, two or three seconds of every process.
+d3rlpy is imported here alone: gym, which it still imports, does not print its notice of retirement,
+and PRDC, an algorithm that no recipe has, does not import scikit-learn, seconds of every process.
 
 The loss is a Huber loss in z = log(-Q), less beta x H(softmax(-z)) over the allowed actions
 (entropy: Mnih et al. 2016, section 4; Pensieve section 4.2), so that predictions do not part before

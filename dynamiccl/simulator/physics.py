@@ -12,21 +12,17 @@ With the channels NC, the chunk C, the threads NT and the route of the algorithm
     M      = wire x size / min(beta0, beta1) x gamma x h(C)
     time   = (A^p + M^p)^(1/p)
 
-This is AutoCCL's two-stage model (Xu et al., NSDI 2025, section 3): its latency of each of
-M / (NC x C) serial steps is A, its two saturating bandwidths are beta0 and beta1, its congestion is
-gamma. `p` says how far A and M overlap: 1 = one after the other, large = the longer of the two.
-`g` (threads) and `h` (chunk) are 1 at NCCL's own value and keep literature's shape; they are fitted
-to nothing. All times in us, bandwidths in GB/s.
+This is AutoCCL's two-stage model (NSDI 2025, section 3; docs/simulator.md). `p` says how far A and
+M overlap: 1 = one after the other, large = the longer of the two. `g` and `h` are 1 at NCCL's own
+value and keep literature's shape; they are fitted to nothing. Times in us, bandwidths in GB/s.
 
 Rings are in lock-step: a rank forwards what its neighbour sent in the step before, so every loop
 over the buffers pays all hops again. Trees, NVLS, CollNet, PAT and a ring's Broadcast and Reduce
 are pipelines: the hops are paid once, and each further loop costs a turn. Counts of hops are those
-of NCCL's own latency model (`src/graph/tuning.cc`, v2.30.7-1).
-
-Sizes of chunks are those of NCCL v2.30.7-1 (`src/init.cc`, `src/enqueue.cc`,
-`src/device/prims_simple.h`): a buffer has eight steps; a ring's Simple chunk takes four of them,
-any other one; half of LL's buffer and a sixteenth of LL128's are flags. NVLS takes smaller chunks
-for smaller calls.
+of NCCL's own latency model (`src/graph/tuning.cc`, v2.30.7-1), sizes of chunks those of its
+`src/init.cc`, `src/enqueue.cc` and `src/device/prims_simple.h`: a buffer has eight steps; a ring's
+Simple chunk takes four of them, any other one; half of LL's buffer and a sixteenth of LL128's are
+flags.
 """
 
 import math

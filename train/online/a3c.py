@@ -5,13 +5,12 @@
     of a job's state
 
 What is exported is the actor, which sees what a brain shows: window and context. The critic, which
-only training asks, sees pending decisions, too, and what the last round earned: so a delayed reward
-is no surprise to it (Katsikopoulos and Engelbrecht 2003: a constant delay is none where the state
-holds what was decided).
+only training asks, sees pending decisions, too, and what the last round earned (Katsikopoulos and
+Engelbrecht 2003: a constant delay is none where the state holds what was decided).
 
-Each actor-learner is a process with a simulated world of its own; weights and RMSProp's statistics
-are in shared memory and updated without locks (Hogwild). Not as in the paper: an actor plays
-several jobs at once and learns from all their keys; gradients are clipped.
+Each actor-learner is a process with a world of its own; weights and RMSProp's statistics are in
+shared memory and updated without locks (Hogwild). Not as in the paper: an actor plays several jobs
+at once and learns from all their keys; gradients are clipped.
 """
 
 import contextlib
