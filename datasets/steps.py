@@ -34,17 +34,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from dynamiccl.datasets import cells, history
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.cells import (
-    NOISE_KEY,
-    PLACED_COLUMNS,
-    independent,
-    interfered,
-    noise_bands,
-    quiet,
-    tuned,
-    usable,
-)
 from dynamiccl.datasets.features import (
     ENVIRONMENT_COLUMNS,
     HISTORY_SLICE,
@@ -52,14 +43,7 @@ from dynamiccl.datasets.features import (
     cold_observations,
     set_sizes,
 )
-from dynamiccl.datasets.history import (
-    UNKNOWN,
-    WINDOW_FEATURES,
-    WINDOW_LENGTH,
-    CallColumns,
-    Float32Array,
-    history_features,
-)
+from dynamiccl.datasets.history import CallColumns, Float32Array
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, DefaultScope
 from dynamiccl.datasets.splits import Split, with_split
 from dynamiccl.errors import NotEnoughData
@@ -68,7 +52,7 @@ from dynamiccl.sizes import bin_center_bytes
 
 Int64Array = npt.NDArray[np.int64]
 
-_LOOK_BACK: Final = np.arange(-WINDOW_LENGTH, 0)
+_LOOK_BACK: Final = np.arange(-history.WINDOW_LENGTH, 0)
 _WINDOW_KEY: Final = (
     *("system", "sweep", "run", "collective", "bin", "num_nodes", "ranks_per_node"),
     *("num_comms", "comm_split", "launch_profile", "in_place"),
@@ -107,7 +91,7 @@ _LOG_TOLERANCE: Final = 1e-9
 #: Tasks that share a reference default differ in these and in the launch profile.
 _DISTURBED_BY: Final = ("num_comms", "comm_split", "interference_kind", "interference_level")
 _REFERENCE_KEY: Final = tuple(
-    name for name in PLACED_COLUMNS if name not in {"launch_profile", *_DISTURBED_BY}
+    name for name in cells.PLACED_COLUMNS if name not in {"launch_profile", *_DISTURBED_BY}
 )
 #: A run's name is unique within its sweep only.
 _RUN: Final = ("sweep", "run")
@@ -119,20 +103,13 @@ _CURVE_KEY: Final = tuple(name for name in _REFERENCE_KEY if name != "size_bytes
 _NOT_COMPARED: Final = ("gpu", "datatype", "in_place")
 
 
-@dataclass(frozen=True, slots=True)
-class Tasks:
-    """Stored once for all steps of a task."""
-
-    context: Float32Array  # (T, F), cold
-    mask: Float32Array  # (T, A), 1 = allowed
-    group: Int64Array  # (T,), number of the task's (system, collective)
-
-
 @dataclass(frozen=True)
 class Steps:
     """The steps of an episode are adjacent."""
 
-    tasks: Tasks
+    context: Float32Array  # (T, F), cold
+    mask: Float32Array  # (T, A), 1 = allowed
+    group: Int64Array  # (T,), number of the task's (system, collective)
     starts: Int64Array  # (E + 1,), the first step of each episode, and N
     task: Int64Array  # (E,), the episode's task
     terminated: npt.NDArray[np.bool_]  # (E,), else cut off: no next state
@@ -148,8 +125,8 @@ class Steps:
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """Shapes of one observation's window, context and mask."""
-        window = (WINDOW_LENGTH, len(WINDOW_FEATURES))
-        return [window, self.tasks.context.shape[1:], self.tasks.mask.shape[1:]]
+        window = (history.WINDOW_LENGTH, len(history.WINDOW_FEATURES))
+        return [window, self.context.shape[1:], self.mask.shape[1:]]
 
     @cached_property
     def choosable(self) -> Int64Array:
@@ -170,12 +147,12 @@ class Steps:
         else:
             seen = self.windows[rows]
             valid = seen >= 0
-        window, history = history_features(self.calls.take(np.maximum(seen, 0)), valid)
+        window, past = history.history_features(self.calls.take(np.maximum(seen, 0)), valid)
         task = self.task[episode]
-        context = self.tasks.context[task]
+        context = self.context[task]
         set_sizes(context, np.log2(np.maximum(self.calls.size_bytes[rows], 1)))
-        context[:, HISTORY_SLICE] = history
-        return Observations(window, context), self.tasks.mask[task], task
+        context[:, HISTORY_SLICE] = past
+        return Observations(window, context), self.mask[task], task
 
     def advance(
         self, rows: Int64Array, episode: Int64Array, num_steps: int
@@ -239,7 +216,7 @@ def with_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl.DataFrame:
         frame: measurement rows that need a reference.
         training: the rows that references may be taken from (training repeats only).
     """
-    untouched = quiet(_untouched(training))
+    untouched = cells.quiet(_untouched(training))
     median = pl.col("time_us").median()
     same_run = untouched.group_by([*_REFERENCE_KEY, *_RUN]).agg(_same_us=median)
     any_run = untouched.group_by(_REFERENCE_KEY).agg(_any_us=median)
@@ -259,7 +236,11 @@ def with_interfered_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl
     The reference is beside the same interference in the same run; `interference` its excess over
     the quiet time (1: twice as long). Null where the default was not measured both ways.
     """
-    now = interfered(_untouched(training)).group_by(_BESIDE).agg(_now_us=pl.col("time_us").median())
+    now = (
+        cells.interfered(_untouched(training))
+        .group_by(_BESIDE)
+        .agg(_now_us=pl.col("time_us").median())
+    )
     joined = with_reference(frame, training).join(
         now, on=_BESIDE, how="left", nulls_equal=True, maintain_order="left"
     )
@@ -273,7 +254,7 @@ def with_interfered_reference(frame: pl.DataFrame, training: pl.DataFrame) -> pl
 def _untouched(frame: pl.DataFrame) -> pl.DataFrame:
     is_untouched = pl.col("default_scope") == DefaultScope.UNTOUCHED.value
     own = (pl.col("launch_profile") == DEFAULT_PROFILE) & is_untouched
-    return usable(frame).filter(pl.col("is_default") & own)
+    return cells.usable(frame).filter(pl.col("is_default") & own)
 
 
 def _interpolate(frame: pl.DataFrame, points: pl.DataFrame) -> pl.DataFrame:
@@ -334,26 +315,24 @@ def training_steps(
     knobs = ("algorithm", "protocol", "num_channels")
     ran = [pl.coalesce(f"actual_{each}", f"requested_{each}") for each in knobs]
     calls = call_columns(rows.with_columns(*ran, skew_us=pl.lit(None, pl.Float64)))
-    mask = action_masks(frame, rows, catalogue)
     steps = Steps(
-        tasks=_tasks(rows, mask, profiles, costs),
+        context=cold_observations(rows, profiles, costs).context,
+        mask=action_masks(frame, rows, catalogue),
+        group=_groups(rows),
         starts=np.arange(len(row) + 1),
         task=row,
         terminated=np.ones(len(row), dtype=np.bool_),
         calls=calls.take(row),
         action=rows["action"].to_numpy().astype(np.int64)[row],
         reward=_rewards(rows)[row],
-        windows=np.vstack([np.full((len(cold), WINDOW_LENGTH), -1), seen]),
+        windows=np.vstack([np.full((len(cold), history.WINDOW_LENGTH), -1), seen]),
     )
     counts |= {"interfered_without_level": beside.height - used, "interfered_used": used}
     return TrainingSteps(steps, noise, counts | {"cold": len(cold), "warm": len(owners)})
 
 
-def _tasks(
-    rows: pl.DataFrame, mask: Float32Array, profiles: Sequence[str], costs: pl.DataFrame | None
-) -> Tasks:
-    group = rows.select(pl.struct(NOISE_KEY).rank("dense")).to_series().to_numpy() - 1
-    return Tasks(cold_observations(rows, profiles, costs).context, mask, group)
+def _groups(rows: pl.DataFrame) -> Int64Array:
+    return rows.select(pl.struct(cells.NOISE_KEY).rank("dense")).to_series().to_numpy() - 1
 
 
 def _rewards(rows: pl.DataFrame) -> Float32Array:
@@ -363,26 +342,26 @@ def _rewards(rows: pl.DataFrame) -> Float32Array:
 
 def training_noise(frame: pl.DataFrame) -> pl.DataFrame:
     """`noise_band` by NOISE_KEY, of quiet repeats of training bins."""
-    train = with_split(quiet(tuned(frame))).filter(pl.col("split") == Split.TRAIN.value)
-    return noise_bands(train)
+    train = with_split(cells.quiet(cells.tuned(frame))).filter(pl.col("split") == Split.TRAIN.value)
+    return cells.noise_bands(train)
 
 
 def with_noise(tasks: pl.DataFrame, noise: pl.DataFrame) -> pl.DataFrame:
     """Add `noise_band`; null where unknown."""
-    return tasks.join(noise, on=NOISE_KEY, how="left", maintain_order="left")
+    return tasks.join(noise, on=cells.NOISE_KEY, how="left", maintain_order="left")
 
 
 def _training_rows(
     frame: pl.DataFrame, catalogue: Catalogue
 ) -> tuple[pl.DataFrame, pl.DataFrame, dict[str, int]]:
     """Rows alone, rows beside interference (level null: unknown), and counts of others."""
-    timed = independent(frame)
-    asked = tuned(timed)
+    timed = cells.independent(frame)
+    asked = cells.tuned(timed)
     train = with_split(asked).filter(pl.col("split") == Split.TRAIN.value)
     acted = train.with_columns(catalogue.actions(train)).drop_nulls("action")
-    referenced = with_reference(quiet(acted), train)
+    referenced = with_reference(cells.quiet(acted), train)
     kept = referenced.filter(pl.col("reference_us").is_not_null())
-    alone = [quiet(rows).height for rows in (timed, asked, train, acted)]
+    alone = [cells.quiet(rows).height for rows in (timed, asked, train, acted)]
     counts = {
         "rows": frame.height,
         "unusable": frame.height - timed.height,
@@ -393,13 +372,13 @@ def _training_rows(
         "without_reward": referenced.height - kept.height,
         "reference_interpolated": int((~kept["reference_measured"]).sum()),
     }
-    beside = with_interfered_reference(interfered(acted), train)
+    beside = with_interfered_reference(cells.interfered(acted), train)
     return kept.with_columns(interference=0.0), beside, counts
 
 
 def action_masks(frame: pl.DataFrame, rows: pl.DataFrame, catalogue: Catalogue) -> Float32Array:
     """(R, A) ABSTAIN, and actions measured for each row's _MASK_KEY."""
-    measured = usable(frame)
+    measured = cells.usable(frame)
     measured = measured.with_columns(catalogue.actions(measured)).drop_nulls("action")
     allowed = measured.group_by(_MASK_KEY).agg(allowed=pl.col("action").unique())
     lists = rows.select(_MASK_KEY).join(
@@ -421,12 +400,12 @@ def _warm(rows: pl.DataFrame, random: np.random.Generator) -> tuple[Int64Array, 
         members = group.to_numpy()
         for own in members if len(members) > 1 else ():
             others = members[members != own]
-            size = min(len(others), int(random.integers(1, WINDOW_LENGTH + 1)))
-            window = np.full(WINDOW_LENGTH, -1, dtype=np.int64)
+            size = min(len(others), int(random.integers(1, history.WINDOW_LENGTH + 1)))
+            window = np.full(history.WINDOW_LENGTH, -1, dtype=np.int64)
             window[-size:] = random.choice(others, size=size, replace=False)
             owners.append(int(own))
             windows.append(window)
-    shape = (len(owners), WINDOW_LENGTH)
+    shape = (len(owners), history.WINDOW_LENGTH)
     return np.array(owners, dtype=np.int64), np.array(windows, dtype=np.int64).reshape(shape)
 
 
@@ -436,7 +415,7 @@ def call_columns(rows: pl.DataFrame) -> CallColumns:
     protocols = {each.wire: int(each) for each in Protocol}
 
     def codes(name: str, known: dict[str, int]) -> pl.Series:
-        return rows[name].replace_strict(known, default=UNKNOWN, return_dtype=pl.Int8)
+        return rows[name].replace_strict(known, default=history.UNKNOWN, return_dtype=pl.Int8)
 
     return CallColumns(
         size_bytes=rows["size_bytes"].to_numpy().astype(np.int64),
@@ -445,7 +424,7 @@ def call_columns(rows: pl.DataFrame) -> CallColumns:
         protocol=codes("actual_protocol", protocols).to_numpy(),
         num_channels=rows["actual_num_channels"].fill_null(0).to_numpy().astype(np.int16),
         interference=rows["interference"].to_numpy(),
-        skew_us=rows["skew_us"].fill_null(UNKNOWN).to_numpy().astype(np.float32),
+        skew_us=rows["skew_us"].fill_null(history.UNKNOWN).to_numpy().astype(np.float32),
     )
 
 
@@ -463,9 +442,13 @@ def sequence_steps(  # noqa: PLR0913, PLR0917 - all that a data set says of call
     None when no call is left. Counts: `unusable` calls lack a time of all ranks, their agreement,
     or what ran; `without_reward`, a default within an octave.
     """
-    asked = tuned(calls)
+    asked = cells.tuned(calls)
     timed = timed_calls(asked)
-    told = np.full(timed.height, UNKNOWN, dtype=np.float32) if levels is None else levels(timed)
+    told = (
+        np.full(timed.height, history.UNKNOWN, dtype=np.float32)
+        if levels is None
+        else levels(timed)
+    )
     train = timed.with_columns(interference=told).filter(pl.col("split") == Split.TRAIN.value)
     acted = train.with_columns(_actions(train, catalogue)).drop_nulls("action")
     rows = _referenced(acted, frame).sort([*KEY_COLUMNS, "sequence", "replay"], nulls_last=True)
@@ -492,7 +475,9 @@ def sequence_steps(  # noqa: PLR0913, PLR0917 - all that a data set says of call
     taken = rows.join(known.select("task", *_TASK), on=_TASK, nulls_equal=True)
     mask[taken["task"].to_numpy(), taken["action"].to_numpy()] = 1.0
     steps = Steps(
-        tasks=_tasks(known, mask, profiles, costs),
+        context=cold_observations(known, profiles, costs).context,
+        mask=mask,
+        group=_groups(known),
         starts=np.concatenate([[0], starts]).astype(np.int64),
         task=task.to_numpy().astype(np.int64),
         terminated=np.zeros(len(starts), dtype=np.bool_),
@@ -505,7 +490,7 @@ def sequence_steps(  # noqa: PLR0913, PLR0917 - all that a data set says of call
 
 def timed_calls(calls: pl.DataFrame) -> pl.DataFrame:
     """Calls with a time and with what ran, with `bin` and `split`, in order by communicator."""
-    rows = with_split(tuned(calls).filter(_IS_TIMED))
+    rows = with_split(cells.tuned(calls).filter(_IS_TIMED))
     return rows.sort(["system", "sweep", "run", "comm", "sequence", "replay"], nulls_last=True)
 
 
@@ -537,7 +522,9 @@ def _actions(calls: pl.DataFrame, catalogue: Catalogue) -> pl.Series:
 def _referenced(calls: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
     unknown = [pl.lit(None).cast(frame.schema[name]).alias(name) for name in _NOT_COMPARED]
     asked = calls.with_columns(*unknown, launch_profile=pl.lit(DEFAULT_PROFILE))
-    train = with_split(quiet(tuned(usable(frame)))).filter(pl.col("split") == Split.TRAIN.value)
+    train = with_split(cells.quiet(cells.tuned(cells.usable(frame)))).filter(
+        pl.col("split") == Split.TRAIN.value
+    )
     found = with_reference(asked, train.with_columns(unknown))
     return found.filter(pl.col("reference_us").is_not_null())
 

@@ -36,14 +36,7 @@ from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
 from dynamiccl.nccl import Protocol as NcclProtocol
 from dynamiccl.schedule import config_columns
 from dynamiccl.serve.artifact import Artifact, open_artifact
-from dynamiccl.serve.search.autoccl import (
-    AutoCcl,
-    Choice,
-    Key,
-    SearchSpace,
-    Tuner,
-    is_disturbed,
-)
+from dynamiccl.serve.search import autoccl
 from dynamiccl.serve.search.policy_search import PolicySearch, Prior, Rules, predicted
 from dynamiccl.serve.table import ENTRY, MAX_BINS, DecisionTable
 from dynamiccl.sizes import bin_center_bytes
@@ -208,9 +201,9 @@ class TunerBrain:
         artifact.refuse_slack("which no search keeps to")
         self._artifact, self._is_ours = artifact, is_ours
         self._configs = artifact.manifest.actions().configs
-        self._spaces: dict[Key, SearchSpace] = {}
+        self._spaces: dict[autoccl.Key, autoccl.SearchSpace] = {}
         self._progress: dict[tuple[Collective, int], _Progress] = {}
-        self._tuner: Tuner
+        self._tuner: autoccl.Tuner
         if is_ours:
             from dynamiccl.train.policy import TorchPolicy
 
@@ -218,7 +211,7 @@ class TunerBrain:
             self._watcher = ScriptedBrain(artifact.directory / BRAIN_NAME)
             self._tuner = PolicySearch(self._spaces.__getitem__, self._prior, RULES)
         else:
-            self._tuner = AutoCcl(self._spaces.__getitem__, repeats=MIN_CALLS)
+            self._tuner = autoccl.AutoCcl(self._spaces.__getitem__, repeats=MIN_CALLS)
         self._table: DecisionTable | None = None
         self._q: npt.NDArray[np.float32] | None = None
 
@@ -267,7 +260,7 @@ class TunerBrain:
         progress = self._progress[key]
         before = progress.is_disturbed
         for level in levels[len(levels) - len(task.calls) :].tolist():
-            progress.is_disturbed = is_disturbed(level, before=progress.is_disturbed)
+            progress.is_disturbed = autoccl.is_disturbed(level, before=progress.is_disturbed)
         if progress.is_disturbed != before:
             self._tuner.alarm(key)
             progress.playing = self._tuner.ask(key)
@@ -285,21 +278,21 @@ class TunerBrain:
             self._tuner.tell(key, call.time_us * size_bytes / call.size_bytes, progress.playing)
         progress.playing = self._tuner.ask(key)
 
-    def _open_space(self, task: KeyCalls, running: Config) -> SearchSpace:
+    def _open_space(self, task: KeyCalls, running: Config) -> autoccl.SearchSpace:
         assert self._table is not None
         mask = self._mask[task.collective, task.bin - self._table.first_bin]
         last = task.calls[-1]
         ran = Config(last.algorithm, last.protocol, last.num_channels)
         begin, playable = _requested(self._table, task), np.flatnonzero(mask).tolist()
         is_played = begin in [self._configs[action] for action in playable]
-        return SearchSpace(
-            [Choice(config) for config in self._configs],
+        return autoccl.SearchSpace(
+            [autoccl.Choice(config) for config in self._configs],
             playable,
-            default_runs=Choice(ran) if running == ABSTAIN else None,
-            begin=Choice(begin if is_played else ABSTAIN),
+            default_runs=autoccl.Choice(ran) if running == ABSTAIN else None,
+            begin=autoccl.Choice(begin if is_played else ABSTAIN),
         )
 
-    def _prior(self, key: Key) -> Prior:
+    def _prior(self, key: autoccl.Key) -> Prior:
         assert self._table is not None
         assert isinstance(key, tuple)
         if self._q is None:

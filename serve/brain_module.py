@@ -20,15 +20,9 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from dynamiccl.datasets import history
 from dynamiccl.datasets.features import HISTORY_SLICE
-from dynamiccl.datasets.history import (
-    HISTORY_COLUMNS,
-    WINDOW_LENGTH,
-    CallColumns,
-    Columns,
-    HistoryColumns,
-    Past,
-)
+from dynamiccl.datasets.history import HISTORY_COLUMNS
 from dynamiccl.datasets.questions import ColdQuestions
 from dynamiccl.nccl import MAX_CHANNELS, NUM_TUNED_COLLECTIVES, Algorithm, Config, Protocol
 from dynamiccl.schedule import config_columns
@@ -45,14 +39,14 @@ MAX_STREAMS: Final = 4096
 class HistoryFeatures(nn.Module):
     """(calls_NKC float64) -> (window_NKW, history_NH); traced, for it cannot be scripted."""
 
-    def __init__(self, columns: HistoryColumns) -> None:
+    def __init__(self, columns: history.HistoryColumns) -> None:
         super().__init__()
         self.columns = columns
 
     def forward(self, calls_NKC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Calls are right-aligned, oldest first; a row whose `valid` is 0 is padding."""
         valid, *facts = calls_NKC.unbind(2)
-        past = Past(torch, CallColumns(*facts), valid > 0.5)
+        past = history.Past(torch, history.CallColumns(*facts), valid > 0.5)
         window_NKW = torch.cat([_computed(past, each) for each in self.columns.window], dim=2)
         window_NKW = torch.where(past.valid.unsqueeze(2), window_NKW, 0.0)
         history_NH = torch.cat([_computed(past, each) for each in self.columns.history], dim=1)
@@ -60,15 +54,15 @@ class HistoryFeatures(nn.Module):
         return window_NKW.to(torch.float32), history_NH.to(torch.float32)
 
 
-def _computed(past: Past, columns: Columns) -> torch.Tensor:
+def _computed(past: history.Past, columns: history.Columns) -> torch.Tensor:
     values: torch.Tensor = columns.of(past)
     found = values.to(torch.float64)
     return found.unsqueeze(-1) if len(columns.features) == 1 else found
 
 
-def traced_features(columns: HistoryColumns = HISTORY_COLUMNS) -> Any:
+def traced_features(columns: history.HistoryColumns = HISTORY_COLUMNS) -> Any:
     """`HistoryFeatures` as TorchScript, for any number of windows."""
-    example = torch.ones(2, WINDOW_LENGTH, len(CALL_COLUMNS), dtype=torch.float64)
+    example = torch.ones(2, history.WINDOW_LENGTH, len(CALL_COLUMNS), dtype=torch.float64)
     with ignored_deprecation():
         return torch.jit.trace(HistoryFeatures(columns), example)  # type: ignore[no-untyped-call]
 
@@ -190,11 +184,11 @@ class BrainModule(nn.Module):
             self.fresh = torch.ones(MAX_ROWS, dtype=torch.bool)
             self.h = torch.zeros(1, int(policy.state_units))
             self.c = torch.zeros(1, int(policy.state_units))
-        self.watcher = None if trigger is None else Watcher(trigger, WINDOW_LENGTH)
+        self.watcher = None if trigger is None else Watcher(trigger, history.WINDOW_LENGTH)
         self.features = traced_features()
         self.history_start = HISTORY_SLICE.start
         self.history_stop = HISTORY_SLICE.stop
-        self.window_length = WINDOW_LENGTH
+        self.window_length = history.WINDOW_LENGTH
         self.call_columns = list(CALL_COLUMNS)
         self.systems = [asked.support.system for asked in questions]
         self.shapes = [

@@ -4,7 +4,7 @@ import numpy as np
 
 from dynamiccl.datasets.features import FEATURES, HISTORY_SLICE
 from dynamiccl.datasets.history import WINDOW_LENGTH, CallColumns
-from dynamiccl.datasets.steps import Steps, Tasks
+from dynamiccl.datasets.steps import Steps
 from dynamiccl.nccl import Algorithm, Protocol
 
 NUM_TASKS = 3
@@ -41,7 +41,9 @@ def make_steps(
     # Right-aligned: whatever stands before padding is padding.
     windows = np.where(np.minimum.accumulate(windows[:, ::-1], axis=1)[:, ::-1] < 0, -1, windows)
     return Steps(
-        tasks=Tasks(context, mask, np.arange(NUM_TASKS) % 2),
+        context=context,
+        mask=mask,
+        group=np.arange(NUM_TASKS) % 2,
         starts=np.concatenate([[0], np.cumsum(lengths)]),
         task=np.arange(len(lengths)) % NUM_TASKS,
         terminated=np.arange(len(lengths)) % 2 == 0,

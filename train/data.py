@@ -16,18 +16,12 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
+from dynamiccl.datasets import steps
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY, TaskGrid, rows_left_out, task_grid, tuned, usable
 from dynamiccl.datasets.features import FEATURES, Observations, cold_observations, read_costs
 from dynamiccl.datasets.splits import Split, SplitBy, Splits
-from dynamiccl.datasets.steps import (
-    CALLS_USED,
-    Steps,
-    TrainingSteps,
-    sequence_steps,
-    training_steps,
-    with_noise,
-)
+from dynamiccl.datasets.steps import Steps, TrainingSteps
 from dynamiccl.datasets.store import content_hash, part_paths, read, scan
 from dynamiccl.drawn_worlds import Floats
 from dynamiccl.errors import NotEnoughData
@@ -112,7 +106,7 @@ def load_data(
     profiles = sorted(timed["launch_profile"].unique())
     costs = read_costs(data_dir) if with_costs else None
     costs = None if costs is None or costs.is_empty() else costs
-    training = training_steps(everything, catalogue, profiles, costs, seed=seed)
+    training = steps.training_steps(everything, catalogue, profiles, costs, seed=seed)
     validation = task_grid(frame, catalogue, [Split.VALIDATION])
     if validation.tasks.is_empty():
         raise NotEnoughData(
@@ -120,12 +114,12 @@ def load_data(
             f"(split={parts.by}) none has the default and two forced configs measured; measure "
             "sizes of three octaves at least (a sweep over all powers of two does)"
         )
-    asked = with_noise(validation.tasks, training.noise)
+    asked = steps.with_noise(validation.tasks, training.noise)
     sequences, counts, level_shares = None, None, None
     if part_paths(data_dir, "calls"):
-        calls = parts.assign(scan(data_dir, "calls").select(CALLS_USED).collect())
+        calls = parts.assign(scan(data_dir, "calls").select(steps.CALLS_USED).collect())
         if with_calls:
-            sequences, counts = sequence_steps(
+            sequences, counts = steps.sequence_steps(
                 calls, everything, catalogue, profiles, training.noise, levels, costs
             )
         if with_costs and levels is not None:
@@ -150,7 +144,7 @@ def load_data(
 def base_residuals(data: TrainingData) -> tuple[float, float] | None:
     """Validation residuals in ln(time), over cost and without; None without costs or two tasks."""
     grid = task_grid(data.frame, data.catalogue, [Split.TRAIN, Split.VALIDATION])
-    tasks = with_noise(grid.tasks, data.training.noise)
+    tasks = steps.with_noise(grid.tasks, data.training.noise)
     context = cold_observations(tasks, data.profiles, data.costs).context
     features = ActionFeatures(data.catalogue.configs, data.cost_start)
     told = features(torch.from_numpy(context)).numpy().astype(np.float64)

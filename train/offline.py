@@ -206,7 +206,7 @@ def make_algorithm(recipe: Recipe, *sources: Steps, actions: ActionInputs | None
     if recipe.algorithm == "DiscreteCQL":
         config = d3rlpy.algos.DiscreteCQLConfig(**common, alpha=recipe.conservative_weight)
     algorithm = config.create(device="cpu:0")
-    algorithm.create_impl(sources[0].shapes, sources[0].tasks.mask.shape[1])
+    algorithm.create_impl(sources[0].shapes, sources[0].mask.shape[1])
     modules = algorithm.impl.modules
     networks = [*modules.q_funcs, *modules.targ_q_funcs]
     set_scaling(networks, sources)
@@ -296,7 +296,7 @@ class Replay:
         self._batch_size = batch_size
         self._num_steps = num_steps
         self._gamma = gamma
-        group = steps.tasks.group[steps.task]
+        group = steps.group[steps.task]
         choosable = steps.choosable.astype(np.float64)
         self._weight = np.bincount(group, weights=choosable).clip(1.0)[group] ** -balance
         self._share = choosable * self._weight

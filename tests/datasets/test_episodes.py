@@ -67,7 +67,7 @@ def build(rows: list[dict[str, Any]], seed: int = 0) -> Seen:
         mask,
         np.asarray(steps.action),
         steps.reward,
-        steps.tasks.group[task],
+        steps.group[task],
         every < found.counts["cold"],
         found.counts,
     )

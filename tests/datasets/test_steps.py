@@ -30,7 +30,7 @@ def test_a_step_sees_the_calls_before_it(own_windows: bool) -> None:
         np.testing.assert_array_equal(found, history)
         log2_size = observations.context[row, CONTEXT_COLUMN["log2_size"]]
         assert log2_size == np.float32(np.log2(steps.calls.size_bytes[row]))
-    np.testing.assert_array_equal(mask, steps.tasks.mask[steps.task[episode]])
+    np.testing.assert_array_equal(mask, steps.mask[steps.task[episode]])
     np.testing.assert_array_equal(task, steps.task[episode])
 
 

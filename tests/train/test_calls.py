@@ -70,7 +70,7 @@ def test_a_policy_learns_from_calls_what_sweeps_do_not_show(
     assert names[action] == "Tree/Simple"
     (support,) = policy.manifest.supports
     asked = cold_questions(policy.manifest, support)
-    (told,) = steps.tasks.context
+    (told,) = steps.context
     row = TUNED.index(Collective.AllReduce) * asked.num_bins + size_bin(SIZE) - asked.first_bin
     costs = slice(-NUM_CELLS, None)
     assert told[costs].any()

@@ -121,7 +121,7 @@ def test_steps_are_drawn_alike_and_the_last_of_a_cut_off_episode_never(ends: boo
     assert not counts[last].any()
     rest = np.delete(counts, last)
     assert 0.8 * rest.mean() < rest.min() <= rest.max() < 1.2 * rest.mean()
-    group = steps.tasks.group[steps.task[steps.episode_of(np.arange(len(steps)))]]
+    group = steps.group[steps.task[steps.episode_of(np.arange(len(steps)))]]
     plain = np.bincount(group, weights=counts)
     balanced = np.bincount(group, weights=draws(steps, balance=1.0))
     assert plain.max() > 1.5 * plain.min()
@@ -157,7 +157,7 @@ def test_costs_are_hidden_from_a_share_of_the_rows_whole(data_dir: Path) -> None
     assert context.shape[1] == costs.stop
     assert (context[hidden][:, : costs.start] != 0.0).any(axis=1).all()
     # The tasks themselves still know theirs.
-    assert (data.training.steps.tasks.context[:, costs] != 0.0).any(axis=1).all()
+    assert (data.training.steps.context[:, costs] != 0.0).any(axis=1).all()
 
 
 def test_times_that_are_nccls_costs_are_learned_over_them(data_dir: Path) -> None:
@@ -237,7 +237,7 @@ def test_loss_is_zero_exactly_where_q_equals_the_reward_and_entropy_lowers_it() 
 def test_imitation_does_what_the_data_did(data_dir: Path) -> None:
     data = load_data(data_dir, 0, with_costs=True)
     steps = data.training.steps
-    taken = int(np.flatnonzero((steps.tasks.mask > 0.5).all(axis=0))[-1])
+    taken = int(np.flatnonzero((steps.mask > 0.5).all(axis=0))[-1])
     steps = replace(steps, action=np.full_like(steps.action, taken))
     recipe = make_recipe("bc", ["hidden_sizes=16", "learning_rate=0.02"])
     for actions in (None, ActionInputs(data.catalogue.configs, data.cost_start, uses_cost=True)):

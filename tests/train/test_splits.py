@@ -51,7 +51,7 @@ def test_a_shape_that_is_held_out_is_what_the_report_scores(shapes: Path, tmp_pa
 def test_neither_steps_nor_validation_see_the_shape_that_is_held_out(shapes: Path) -> None:
     data = load_data(shapes, 0, split="shape")
     assert set(data.validation.tasks["num_nodes"]) == {4}
-    nodes = data.training.steps.tasks.context[:, CONTEXT_COLUMN["log2_nodes"]]
+    nodes = data.training.steps.context[:, CONTEXT_COLUMN["log2_nodes"]]
     assert set(nodes.tolist()) == {1.0, 4.0}
 
 

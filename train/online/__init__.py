@@ -163,7 +163,7 @@ def network_of(data: TrainingData, recipe: Recipe, *, uses_cost: bool) -> ActorC
     window, context, _ = steps.shapes
     trunk: Any = Trunk(window, context[0], recipe.hidden_sizes, recipe.window_encoder)
     inputs = ActionInputs(data.catalogue.configs, data.cost_start, uses_cost)
-    width, actions = recipe.hidden_sizes[-1], steps.tasks.mask.shape[1]
+    width, actions = recipe.hidden_sizes[-1], steps.mask.shape[1]
     if recipe.state_units:
         trunk = StatefulTrunk(trunk, width, actions, recipe.state_units)
         width = trunk.width
