@@ -1,13 +1,9 @@
 """What a job saves, from draws of what its calls gain; and a verdict.
 
-Of a job's call a gain saves the same share of time as in the benchmark, alone on its machine; where
-the call took longer in the job (it waited, or shared its links), at least the share of the
-benchmark's time. Of a step it saves at most what no compute hid of it: all up to that in the
-middle, since compute waits for the end of a call. The interval, 90 %, lies between quantiles of
-draws, half of the least and half of the most that is saved: at least what the hidden part of the
-call cannot take up, and at most all of its process group's savings up to all that is exposed of
-that group, since its calls follow one another on one stream. A longer call is longer in all of its
-exposed part, and in the hidden one by what compute does not go on for (`compute_ratio`).
+How a call's saving becomes a step's, and the interval: docs/job.md. The calls of a process group
+follow one another on one stream: together they save up to all that is exposed of the group. A
+longer call is longer in all of its exposed part, and in the hidden one by what compute does not go
+on for (`compute_ratio`).
 
 A hidden call slows the compute beside it: what it gives back is told by rows beside matrix products
 (objective.py) or by a price of a channel, of several kinds of compute by the least and the most of

@@ -7,16 +7,8 @@ Interference slows the parts differently:
 with the slowdowns of `Surroundings`, all 1 when nothing disturbs. Whoever needs many times asks for
 the parts once and computes with arrays from there on (`world.py`).
 
-A call's channels hold multiprocessors, and its bytes pass through the memory that a matrix product
-reads from (docs/simulator.md). While both run:
-
-    compute runs at   s = (1 - NC / SMs) x (1 - taken)      of its speed alone
-    taken           = min(share of the memory that the call moves, what compute wants of it)
-    the call lasts    c = 1 + slowdown x (busy share of the SMs)   times as long,
-                      and `held` before that, at most a quarter of the compute: its blocks hold
-                      their SMs until those of all ranks have found a place between the kernels
-
-and when one ends, the other goes on alone. `c` is `Surroundings.compute`.
+Beside compute (docs/simulator.md) both share multiprocessors and memory until one ends and the
+other goes on alone; the slowdown is that by the busy share of the SMs.
 """
 
 from dataclasses import dataclass
