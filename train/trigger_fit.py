@@ -1,15 +1,9 @@
 """Trains a Trigger on a data set: quiet series in, thresholds, a tracked run and `trigger.pt` out.
 
-A *series* is calls of one task key under one config, in order: from the `calls` of jobs, and from
-the per-iteration times of sweeps that ran alone (docs/trigger.md).
-
-The forecaster learns from quiet calls with injected slowdowns; the target is the quiet time. The
-module runs as it will be deployed, its history frozen while a sum is above zero, so that the LSTM
-learns what is worth knowing of a history with holes in it.
-
-Thresholds come from simulated run lengths, without a threshold. Where a sum leaves zero and comes
-back there is one *excursion*; a threshold has as many false alarms as excursions reach it. Far out
-their peaks are exponential (a random walk with negative drift), which is fitted to the largest.
+A *series* is a stream's calls, in order (docs/trigger.md). The module runs as it will be deployed,
+its history frozen while a sum is above zero, so that the LSTM learns what is worth knowing of a
+history with holes in it. Where a sum leaves zero and comes back there is one *excursion*; a
+threshold has as many false alarms as excursions reach it.
 """
 
 import copy

@@ -1,9 +1,7 @@
 """What online searches share, the space and the interface; and AutoCCL's search (docs/search.md).
 
-A space is made of the choices that exist, which need not fill a grid: a step along an axis passes
-over a **hole** (invalid, or not measured). After AutoCCL (Xu et al., NSDI 2025, section 3):
-algorithm, protocol and transport make the *subspace*; channels, threads and chunk size are its
-*axes*, whose values are ordered.
+A space is made of the choices that exist, which need not fill a grid: a step along an axis, an
+ordered knob of a *subspace*, passes over a **hole** (invalid, or not measured).
 
 A tuner decides one call after the other, each task key on its own, and is told what calls took:
 
@@ -14,9 +12,7 @@ A tuner decides one call after the other, each task key on its own, and is told 
   ours begins at `SearchSpace.begin`. A call that ran something else was a *probe*.
 * Equal times give equal answers. No clock, no thread, no chance, no torch.
 
-**AutoCCL** (algorithm 1) visits the subspaces one after the other, that of NCCL's own choice first,
-descends in each (algorithm 2), keeps the fastest config of all. Each call runs one candidate until
-the search is over: no prediction, no limit on the cost of a probe, no spreading over time.
+**AutoCCL** (Xu et al., NSDI 2025, algorithms 1 and 2) begins in the subspace of NCCL's own choice.
 """
 
 import math
