@@ -82,10 +82,9 @@ class Settings:
             _check(name, getattr(self, name), 0.0, 1.0)
         for name in ("slowdown", "beta1", "beta2", "tr_q", "tr_d"):
             _check(name, getattr(self, name), 0.0, float("inf"))
-        _check("optimism", self.optimism, 1.0, float("inf"))
-        _check("excessive_rtt", self.excessive_rtt, 1.0, float("inf"))
-        for name in ("compute_window", "btlbw_window", "rtprop_window"):
-            _check(name, getattr(self, name), 1, float("inf"))
+        windows = ("compute_window", "btlbw_window", "rtprop_window")
+        for name in ("optimism", "excessive_rtt", *windows):
+            _check(name, getattr(self, name), 1.0, float("inf"))
 
     @property
     def least_ratio(self) -> float:
@@ -317,11 +316,11 @@ class ModelLaw(Law):
     def __init__(self, settings: Settings, gradient: Gradient) -> None:
         super().__init__(settings, gradient)
         self._windows |= {
-            "agreement_s": Windowed(min, settings.rtprop_window),
+            "latency_s": Windowed(min, settings.rtprop_window),
             "compute_s": Windowed(median, settings.compute_window),
             "overlap_s": Windowed(median, settings.compute_window),
             # Those of a method that was left are needed to come back.
-            **{f"codec_{method}_s": Windowed(median, settings.compute_window) for method in Method},
+            **{f"{method}_codec_s": Windowed(median, settings.compute_window) for method in Method},
         }
         #: L and B of sparse steps.
         self._latency_s = 0.0
@@ -336,10 +335,10 @@ class ModelLaw(Law):
     def update(self, interval: Interval) -> None:
         """Add a step to the windows, and decide."""
         method = interval.decision.method
-        self._add("agreement_s", interval.latency_s)
-        self._add("compute_s", interval.compute_s)
-        self._add("overlap_s", interval.overlap_s)
-        self._add(f"codec_{method}_s", interval.codec_s)
+        for name in ("latency_s", "compute_s", "overlap_s", "codec_s"):
+            value = getattr(interval, name)
+            if value is not None:
+                self._windows[f"{method}_{name}" if name == "codec_s" else name].add(value)
         if interval.transfer_s is None:
             return
         self.sense.add(interval.wire_bytes, interval.transfer_s * 1e6)
@@ -350,10 +349,7 @@ class ModelLaw(Law):
         self._steps = [*self._steps, (interval.wire_bytes, interval.transfer_s)][-_FIT_STEPS:]
         if len(self._steps) < _FIRST_STEPS:
             return
-        if method is Method.SPARSE:
-            self._fit()
-        else:
-            self._follow(method)
+        (self._fit if method is Method.SPARSE else self._follow)(method)
         self.decision = self._decide(interval.norm)
         if self.decision.method is not method:
             self._steps = []
@@ -362,16 +358,15 @@ class ModelLaw(Law):
             ratio = max(self._set.least_ratio, _TURNS[self._turn] * self._ratio)
             self.decision = replace(self.decision, ratio=min(1.0, ratio))
 
-    def _fit(self) -> None:
+    def _fit(self, sparse: Method) -> None:
         """Set L and B; after a change in proportion, until bytes differ again."""
-        slope, least_s = np.inf, self._value("agreement_s")
         sizes, times_s = np.array(self._steps).T
-        if self._bytes_per_s:
-            slope = 1.0 / self._bytes_per_s
-            longer = (times_s / (self._latency_s + sizes * slope))[-_FIRST_STEPS:]
-            if longer.min() > _CHANGED or longer.max() < 1.0 / _CHANGED:
-                self._steps, slope = self._steps[-_FIRST_STEPS:], slope * np.median(longer)
-                sizes, times_s = np.array(self._steps).T
+        # Where nothing is known, any B is a change.
+        slope, least_s = 1.0 / (self._bytes_per_s or 1.0), self._value("latency_s")
+        longer = (times_s / (self._latency_s + sizes * slope))[-_FIRST_STEPS:]
+        if longer.min() > _CHANGED or longer.max() < 1.0 / _CHANGED:
+            self._steps, slope = self._steps[-_FIRST_STEPS:], slope * np.median(longer)
+            sizes, times_s = np.array(self._steps).T
         apart = sizes[:, None] - sizes
         told = apart >= _APART * sizes.max()
         slopes = (times_s[:, None] - times_s)[told] / apart[told]
@@ -380,11 +375,11 @@ class ModelLaw(Law):
         slope = max(slope, _LEAST_SHARE * times_s.min() / sizes.max())
         latency_s = min(np.median(times_s - sizes * slope), times_s.min())
         self._latency_s, self._bytes_per_s = float(max(latency_s, least_s)), float(1.0 / slope)
-        self._efficiency = {**self._efficiency, str(Method.SPARSE): 1.0}
+        self._efficiency = {**self._efficiency, str(sparse): 1.0}
 
     def _follow(self, method: Method) -> None:
         """Set B by a method that sends all values, or its efficiency if it was just taken."""
-        self._latency_s = max(self._latency_s, self._value("agreement_s"))
+        self._latency_s = max(self._latency_s, self._value("latency_s"))
         own = median(
             size / max(time_s - self._latency_s, _LEAST_SHARE * time_s)
             for size, time_s in self._steps[-self._set.compute_window :]
@@ -393,10 +388,6 @@ class ModelLaw(Law):
             found = own / (self._bytes_per_s or own)
             self._efficiency = {**self._efficiency, str(method): found}
         self._bytes_per_s = own / self._efficiency[method]
-
-    def _add(self, name: str, value: float | None) -> None:
-        if value is not None:
-            self._windows[name].add(value)
 
     def _value(self, name: str) -> float:
         return self._windows[name].value or 0.0
@@ -411,22 +402,19 @@ class ModelLaw(Law):
 
     def budget_s(self, method: Method) -> float:
         """What communication may take in a step; see `Settings.slowdown`."""
-        alone_s = self._value("compute_s") + self._value(f"codec_{method}_s") + self._latency_s
+        alone_s = self._value("compute_s") + self._value(f"{method}_codec_s") + self._latency_s
         return self._value("overlap_s") + self._set.slowdown * alone_s + self._latency_s
 
     def _decide(self, norm: float | None) -> Decision:
-        near = [d for d in (DENSE, FP16) if self._gradient.wire_bytes(d) <= self._reach()]
-        whole = [each for each in near if self._allowed(each, norm)]
-        fitting = [each for each in whole if self._fits(each)]
+        whole = [DENSE, FP16] if self._allowed(FP16, norm) else [DENSE]
+        whole = [d for d in whole if self._gradient.wire_bytes(d) <= self._reach()]
+        fitting = [d for d in whole if self.transfer_s(d) <= self.budget_s(d.method)]
         if DENSE in fitting:
             return DENSE
         return self._fastest(whole if fitting else [*whole, self._sparse(norm)])
 
     def _reach(self) -> float:
         return _REACH * max(size for size, _ in self._steps)
-
-    def _fits(self, decision: Decision) -> bool:
-        return self.transfer_s(decision) <= self.budget_s(decision.method)
 
     def _fastest(self, choices: list[Decision]) -> Decision:
         best = min(choices, key=self._step_s)
@@ -438,16 +426,17 @@ class ModelLaw(Law):
         return best
 
     def _step_s(self, decision: Decision) -> float:
-        return self.transfer_s(decision) + self._value(f"codec_{decision.method}_s")
+        return self.transfer_s(decision) + self._value(f"{decision.method}_codec_s")
 
     def _allowed(self, decision: Decision, norm: float | None) -> bool:
         return not decision.quantised or (norm is not None and norm > self._set.tr_d)
 
     def _sparse(self, norm: float | None) -> Decision:
         half = Decision(Method.SPARSE, self._fitting(Decision(Method.SPARSE, 1.0, quantised=True)))
-        quantised = half.ratio < self._set.tr_q and self._allowed(FP16, norm)
-        ratio = half.ratio if quantised else self._fitting(Decision(Method.SPARSE, 1.0))
         last = self.decision
+        most = self._set.tr_q * (1.0 + self._set.dead_band * last.quantised)
+        quantised = half.ratio < most and self._allowed(FP16, norm)
+        ratio = half.ratio if quantised else self._fitting(Decision(Method.SPARSE, 1.0))
         same = last.method is Method.SPARSE and last.quantised == quantised
         if same and abs(ratio / self._ratio - 1.0) < self._set.dead_band:
             ratio = self._ratio
