@@ -39,7 +39,7 @@ class Settings:
     slowdown: float = 0.15
     #: Mode model: steps in the medians of compute, overlap, compressing and a whole method's B.
     compute_window: int = 9
-    #: Mode model: a ratio stays while the fitting one differs by a smaller share.
+    #: Mode model: a ratio, or 16 bits above tr_q, stay while another one fits by less.
     dead_band: float = 0.25
     #: Mode model: a method never tried is predicted so many times the bandwidth.
     optimism: float = 2.0
@@ -295,20 +295,16 @@ _FIRST_STEPS: Final = 3
 _FIT_STEPS, _CHANGED = 48, 1.3
 #: Pairs in the fit differ by this share of the most bytes; the B of before counts as so many.
 _APART, _KNOWN = 0.25, 8
-#: Bytes are at most so many times the most of the last steps.
-_REACH: Final = 2.0
-#: Shares of the ratio, by turns: equal bytes do not tell B. Each twice, as values are sent at the
-#: positions of the step before.
+#: Of the ratio, by turns: equal bytes do not tell B. Twice: values have positions one step old.
 _TURNS: Final = (1.5, 1.5, 1.0, 1.0, 0.5, 0.5, 1.0, 1.0)
 
 
 class ModelLaw(Law):
     """The largest ratio whose predicted communication, L + bytes/B, fits the budget.
 
-    L and B are fitted to sparse steps, B to the median slope between two: a step has two
-    collectives a bucket, so L is above the agreement's time. Methods get different shares of B, so
-    each has an efficiency: its B over that of sparse, measured when it is taken,
-    `Settings.optimism` before that.
+    L and 1/B are fitted to sparse steps, the median slope between two: they have two collectives a
+    bucket, so L is above the agreement's. Methods get different shares of B, so each has an
+    efficiency: its B over that of sparse, measured when it is taken, `optimism` before that.
     """
 
     _kept = ("_latency_s", "_bytes_per_s", "_efficiency", "_steps", "_ratio", "_turn")
@@ -385,8 +381,7 @@ class ModelLaw(Law):
             for size, time_s in self._steps[-self._set.compute_window :]
         )
         if len(self._steps) == _FIRST_STEPS:
-            found = own / (self._bytes_per_s or own)
-            self._efficiency = {**self._efficiency, str(method): found}
+            self._efficiency = {**self._efficiency, str(method): own / (self._bytes_per_s or own)}
         self._bytes_per_s = own / self._efficiency[method]
 
     def _value(self, name: str) -> float:
@@ -406,15 +401,18 @@ class ModelLaw(Law):
         return self._value("overlap_s") + self._set.slowdown * alone_s + self._latency_s
 
     def _decide(self, norm: float | None) -> Decision:
-        whole = [DENSE, FP16] if self._allowed(FP16, norm) else [DENSE]
+        halves = norm is not None and norm > self._set.tr_d
+        whole = [DENSE, FP16] if halves else [DENSE]
         whole = [d for d in whole if self._gradient.wire_bytes(d) <= self._reach()]
         fitting = [d for d in whole if self.transfer_s(d) <= self.budget_s(d.method)]
         if DENSE in fitting:
             return DENSE
-        return self._fastest(whole if fitting else [*whole, self._sparse(norm)])
+        return self._fastest(whole if fitting else [*whole, self._sparse(halves)])
 
     def _reach(self) -> float:
-        return _REACH * max(size for size, _ in self._steps)
+        # Further than twice what was tried, the fit tells little.
+        most = 2.0 * max(size for size, _ in self._steps)
+        return min(most, self._gradient.wire_bytes(DENSE))
 
     def _fastest(self, choices: list[Decision]) -> Decision:
         best = min(choices, key=self._step_s)
@@ -428,14 +426,11 @@ class ModelLaw(Law):
     def _step_s(self, decision: Decision) -> float:
         return self.transfer_s(decision) + self._value(f"{decision.method}_codec_s")
 
-    def _allowed(self, decision: Decision, norm: float | None) -> bool:
-        return not decision.quantised or (norm is not None and norm > self._set.tr_d)
-
-    def _sparse(self, norm: float | None) -> Decision:
+    def _sparse(self, halves: bool) -> Decision:
         half = Decision(Method.SPARSE, self._fitting(Decision(Method.SPARSE, 1.0, quantised=True)))
         last = self.decision
         most = self._set.tr_q * (1.0 + self._set.dead_band * last.quantised)
-        quantised = half.ratio < most and self._allowed(FP16, norm)
+        quantised = half.ratio < most and halves
         ratio = half.ratio if quantised else self._fitting(Decision(Method.SPARSE, 1.0))
         same = last.method is Method.SPARSE and last.quantised == quantised
         if same and abs(ratio / self._ratio - 1.0) < self._set.dead_band:
@@ -444,9 +439,8 @@ class ModelLaw(Law):
 
     def _fitting(self, whole: Decision) -> float:
         """The ratio at which `whole`, of ratio 1, fits the budget."""
-        room_s = max(0.0, self.budget_s(whole.method) - self._latency_s)
-        dense = self._gradient.wire_bytes(DENSE)
-        room = min(room_s * self._got(Method.SPARSE), self._reach(), dense)
+        room_s = self.budget_s(whole.method) - self._latency_s
+        room = min(room_s * self._got(Method.SPARSE), self._reach())
         return min(1.0, max(self._set.least_ratio, room / self._gradient.wire_bytes(whole)))
 
 
