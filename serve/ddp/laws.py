@@ -325,8 +325,7 @@ class ModelLaw(Law):
         #: Bytes and seconds of the method's last ones.
         self._steps: list[tuple[float, float]] = []
         #: The sparse ratio that `_TURNS` multiply.
-        self._ratio = settings.start_ratio
-        self._turn = 0
+        self._ratio, self._turn = settings.start_ratio, 0
 
     def update(self, interval: Interval) -> None:
         """Add a step to the windows, and decide."""
@@ -381,7 +380,9 @@ class ModelLaw(Law):
             for size, time_s in self._steps[-self._set.compute_window :]
         )
         if len(self._steps) == _FIRST_STEPS:
-            self._efficiency = {**self._efficiency, str(method): own / (self._bytes_per_s or own)}
+            # At least 1: what is measured of more bytes tells more of B than a fit.
+            found = max(1.0, own / (self._bytes_per_s or own))
+            self._efficiency = {**self._efficiency, str(method): found}
         self._bytes_per_s = own / self._efficiency[method]
 
     def _value(self, name: str) -> float:
@@ -416,10 +417,9 @@ class ModelLaw(Law):
 
     def _fastest(self, choices: list[Decision]) -> Decision:
         best = min(choices, key=self._step_s)
-        gain = 1.0 - self._set.switch_gain
         for each in choices:
             same = each.method is self.decision.method
-            if same and self._step_s(best) > gain * self._step_s(each):
+            if same and self._step_s(best) > (1.0 - self._set.switch_gain) * self._step_s(each):
                 return each
         return best
 

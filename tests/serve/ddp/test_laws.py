@@ -36,6 +36,8 @@ class Link:
     overlap_s: float = 0.02
     codec_s: float = 0.05
     buckets: int = 1
+    #: Bytes that a queue takes at once.
+    queue: float = 0.0
     #: Standard deviation of each measured time's logarithm.
     jitter: float = 0.0
 
@@ -46,7 +48,7 @@ class Link:
     def transfer_s(self, decision: Decision, wire_bytes: float) -> float:
         """L + bytes/B."""
         all_s = self.sparse_latency_s() / (1.0 if decision.method is Method.SPARSE else 2.0)
-        return all_s + wire_bytes / (self.mbit_per_s * 125e3)
+        return all_s + max(0.0, wire_bytes - self.queue) / (self.mbit_per_s * 125e3)
 
     def room_s(self) -> float:
         """What the bytes of a sparse step may take by `Settings.slowdown`."""
@@ -211,6 +213,23 @@ def test_mode_model_settles_within_20_steps_of_a_change_also_where_times_jitter(
     assert median(took) <= 20
     assert levels[0] == pytest.approx(new.best(RESNET18), rel=Settings().dead_band)
     assert median(levels) == pytest.approx(new.best(RESNET18), rel=Settings().dead_band)
+
+
+def test_steps_that_grow_faster_as_a_job_warms_up_do_not_pass_for_bandwidth() -> None:
+    """More bytes take less time there, as if bytes took none."""
+    warming = [replace(FAR, mbit_per_s=100, latency_s=0.01 + 0.1 * 0.8**n) for n in range(40)]
+    for seed in range(8):
+        links = [replace(link, jitter=0.1) for link in warming]
+        decisions = follow(make_law(Settings(), RESNET18), links, seed=seed)
+        assert max(decision.ratio for decision in decisions) <= 0.1
+
+
+def test_a_queue_that_hides_the_rate_from_small_steps_does_not_lead_to_all_values() -> None:
+    """All in 16 bits, which it does not take, tell the rate: twice as many are not tried."""
+    decisions = follow(make_law(Settings(), RESNET18), [Link(200, queue=2e7)] * 60)
+    assert FP16 in decisions
+    assert DENSE not in decisions
+    assert level(decisions) < 0.3
 
 
 def test_beside_a_stream_that_comes_and_goes_mode_model_keeps_its_budget_on_the_whole() -> None:
