@@ -29,8 +29,8 @@ class Settings:
     mode: Mode = "model"
     #: Share of values that the first step sends. Paper: the same.
     start_ratio: float = 0.01
-    #: ... and the smallest. None: 0.02 in mode model at shared positions, about as many bytes
-    #: between eight ranks as 0.003 of own ones, and else 0.005.
+    #: ... and the smallest; in mode model the mean of eight steps. None: 0.02 there at shared
+    #: positions, about as many bytes between eight ranks as 0.003 of own ones, and else 0.005.
     min_ratio: float | None = None
 
     #: Mode model: communication may take what backward hides (first bucket's launch to last), the
@@ -350,8 +350,8 @@ class ModelLaw(Law):
             self._steps = []
         if self.decision.method is Method.SPARSE:
             self._ratio, self._turn = self.decision.ratio, (self._turn + 1) % len(_TURNS)
-            ratio = max(self._set.least_ratio, _TURNS[self._turn] * self._ratio)
-            self.decision = replace(self.decision, ratio=min(1.0, ratio))
+            ratio = min(1.0, _TURNS[self._turn] * self._ratio)
+            self.decision = replace(self.decision, ratio=ratio)
 
     def _fit(self, sparse: Method) -> None:
         """Set L and B; after a change in proportion, until bytes differ again."""
