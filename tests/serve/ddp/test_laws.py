@@ -79,11 +79,15 @@ def follow(
         # Values are sent at the positions that were told in the step before.
         count = before.count(gradient.numel) if sparse else 0
         wire_bytes = decision.wire_bytes(gradient.numel, 4, gradient.ranks, count)
-        codec_s = link.codec_s if decision.method is Method.SPARSE else 0.01
-        times = link.transfer_s(decision, wire_bytes), link.latency_s, link.compute_s
-        times = *times, link.overlap_s, codec_s
-        spread = [each * math.exp(luck.gauss(0.0, link.jitter)) for each in times]
-        waiting = Interval(decision, wire_bytes, *spread, norm=1.0)
+        times = {
+            "transfer_s": link.transfer_s(decision, wire_bytes),
+            "latency_s": link.latency_s,
+            "compute_s": link.compute_s,
+            "overlap_s": link.overlap_s,
+            "codec_s": link.codec_s if decision.method is Method.SPARSE else 0.01,
+        }
+        spread = {n: each * math.exp(luck.gauss(0.0, link.jitter)) for n, each in times.items()}
+        waiting = Interval(decision, wire_bytes, **spread, norm=1.0)
     return decisions[1:]
 
 
