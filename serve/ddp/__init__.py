@@ -57,7 +57,7 @@ from dynamiccl.serve.ddp.laws import (
 
 __all__ = ["NetSense", "Settings", "netsense_hook"]
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 Report = Callable[[dict[str, float], int], None]
 Result = torch.futures.Future[torch.Tensor]
 

@@ -4,10 +4,12 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from statistics import median
 from typing import Any, ClassVar, Final, Literal, get_args
+
+import numpy as np
 
 from dynamiccl.datasets.history import BTLBW_WINDOW, RTPROP_WINDOW, NetworkSense, Windowed
 from dynamiccl.errors import UnknownName, UserError
@@ -27,20 +29,18 @@ class Settings:
     mode: Mode = "model"
     #: Share of values that the first step sends. Paper: the same.
     start_ratio: float = 0.01
-    #: ... and the smallest. None: 0.02 in mode model at shared positions, about as many bytes
-    #: between eight ranks as 0.003 of own ones, and else 0.005.
+    #: ... and the smallest; in mode model the mean of eight steps. None: 0.02 there at shared
+    #: positions, about as many bytes between eight ranks as 0.003 of own ones, and else 0.005.
     min_ratio: float | None = None
 
     #: Mode model: communication may take what backward hides (first bucket's launch to last), the
     #: latency, which a smaller ratio does not shorten, and this share of compute, compressing and
     #: latency: the slowdown against an endlessly fast network.
     slowdown: float = 0.15
-    #: Mode model: steps in the median B. Three of five must be new to change it.
-    bandwidth_window: int = 5
-    #: Mode model: steps in the medians of compute, overlap and compressing.
+    #: Mode model: steps in the medians of compute, overlap, compressing and a whole method's B.
     compute_window: int = 9
-    #: Mode model: a ratio stays while the fitting one differs by a smaller share.
-    dead_band: float = 0.1
+    #: Mode model: a ratio, or 16 bits above tr_q, stay while another one fits by less.
+    dead_band: float = 0.25
     #: Mode model: a method never tried is predicted so many times the bandwidth.
     optimism: float = 2.0
     #: Mode model: another method must be predicted faster by this share.
@@ -82,10 +82,9 @@ class Settings:
             _check(name, getattr(self, name), 0.0, 1.0)
         for name in ("slowdown", "beta1", "beta2", "tr_q", "tr_d"):
             _check(name, getattr(self, name), 0.0, float("inf"))
-        _check("optimism", self.optimism, 1.0, float("inf"))
-        _check("excessive_rtt", self.excessive_rtt, 1.0, float("inf"))
-        for name in ("bandwidth_window", "compute_window", "btlbw_window", "rtprop_window"):
-            _check(name, getattr(self, name), 1, float("inf"))
+        windows = ("compute_window", "btlbw_window", "rtprop_window")
+        for name in ("optimism", "excessive_rtt", *windows):
+            _check(name, getattr(self, name), 1.0, float("inf"))
 
     @property
     def least_ratio(self) -> float:
@@ -292,69 +291,99 @@ class PaperLaw(Law):
 _LEAST_SHARE: Final = 0.1
 #: Measured steps before the first ratio changes: a median of three forgives one.
 _FIRST_STEPS: Final = 3
+#: Sparse steps in the fit; fewer where the last _FIRST_STEPS took so many times longer or shorter.
+_FIT_STEPS, _CHANGED = 48, 1.3
+#: Pairs in the fit differ by this share of the most bytes; the B of before counts as so many.
+_APART, _KNOWN = 0.25, 8
+#: Of the ratio, by turns: equal bytes do not tell B. Twice: values have positions one step old.
+_TURNS: Final = (1.5, 1.5, 1.0, 1.0, 0.5, 0.5, 1.0, 1.0)
 
 
 class ModelLaw(Law):
     """The largest ratio whose predicted communication, L + bytes/B, fits the budget.
 
-    L is the least of the agreement's times in a window, B the median slope from there to its steps:
-    one slow step does not move it. Methods get different shares of B, so each has an efficiency:
-    its B over that of sparse, measured when it is taken, `Settings.optimism` before that.
+    L and 1/B are fitted to sparse steps, the median slope between two: they have two collectives a
+    bucket, so L is above the agreement's. Methods get different shares of B, so each has an
+    efficiency: its B over that of sparse, measured when it is taken, `optimism` before that.
     """
 
-    _kept = ("_bytes_per_s", "_efficiency", "_arriving")
+    _kept = ("_latency_s", "_bytes_per_s", "_efficiency", "_steps", "_ratio", "_turn")
 
     def __init__(self, settings: Settings, gradient: Gradient) -> None:
         super().__init__(settings, gradient)
         self._windows |= {
             "latency_s": Windowed(min, settings.rtprop_window),
-            "own_bytes_per_s": Windowed(median, settings.bandwidth_window),
             "compute_s": Windowed(median, settings.compute_window),
             "overlap_s": Windowed(median, settings.compute_window),
             # Those of a method that was left are needed to come back.
-            **{f"codec_{method}_s": Windowed(median, settings.compute_window) for method in Method},
+            **{f"{method}_codec_s": Windowed(median, settings.compute_window) for method in Method},
         }
-        #: B of sparse steps.
+        #: L and B of sparse steps.
+        self._latency_s = 0.0
         self._bytes_per_s = 0.0
         self._efficiency: dict[str, float] = {}
-        self._arriving = True
+        #: Bytes and seconds of the method's last ones.
+        self._steps: list[tuple[float, float]] = []
+        #: The sparse ratio that `_TURNS` multiply.
+        self._ratio, self._turn = settings.start_ratio, 0
 
     def update(self, interval: Interval) -> None:
         """Add a step to the windows, and decide."""
-        self._add("latency_s", interval.latency_s)
-        self._add("compute_s", interval.compute_s)
-        self._add("overlap_s", interval.overlap_s)
-        self._add(f"codec_{interval.decision.method}_s", interval.codec_s)
+        method = interval.decision.method
+        for name in ("latency_s", "compute_s", "overlap_s", "codec_s"):
+            value = getattr(interval, name)
+            if value is not None:
+                self._windows[f"{method}_{name}" if name == "codec_s" else name].add(value)
         if interval.transfer_s is None:
             return
         self.sense.add(interval.wire_bytes, interval.transfer_s * 1e6)
-        if interval.decision.method is not self.decision.method:
+        if method is not self.decision.method:
             # Launched before the last switch.
             return
-        latency_s = self._value("latency_s")
-        time_s = max(interval.transfer_s - latency_s, _LEAST_SHARE * interval.transfer_s)
-        own = self._windows["own_bytes_per_s"]
-        own.add(interval.wire_bytes / time_s)
-        if len(own.values) >= min(_FIRST_STEPS, self._set.bandwidth_window):
-            self._sense_bandwidth(interval.decision.method)
-            self._arriving = False
-            before, self.decision = self.decision, self._decide(interval.norm)
-            if before.method is not self.decision.method:
-                own.values, self._arriving = [], True
+        # New objects here and below: a checkpoint may hold the old ones.
+        self._steps = [*self._steps, (interval.wire_bytes, interval.transfer_s)][-_FIT_STEPS:]
+        if len(self._steps) < _FIRST_STEPS:
+            return
+        (self._fit if method is Method.SPARSE else self._follow)(method)
+        self.decision = self._decide(interval.norm)
+        if self.decision.method is not method:
+            self._steps = []
+        if self.decision.method is Method.SPARSE:
+            self._ratio, self._turn = self.decision.ratio, (self._turn + 1) % len(_TURNS)
+            ratio = min(1.0, _TURNS[self._turn] * self._ratio)
+            self.decision = replace(self.decision, ratio=ratio)
 
-    def _sense_bandwidth(self, method: Method) -> None:
-        """Set B, or the efficiency of a method just taken; sparse, or else the first, has 1."""
-        own, found = self._value("own_bytes_per_s"), self._efficiency
-        # Plain words in a new dictionary: a checkpoint may hold this one.
-        if method is Method.SPARSE or not self._bytes_per_s:
-            self._efficiency = {**found, str(method): 1.0}
-        elif self._arriving:
-            self._efficiency = {**found, str(method): own / self._bytes_per_s}
-        self._bytes_per_s = own / self._efficiency.get(method, 1.0)
+    def _fit(self, sparse: Method) -> None:
+        """Set L and B; after a change in proportion, until bytes differ again."""
+        sizes, times_s = np.array(self._steps).T
+        # Where nothing is known, any B is a change.
+        slope, least_s = 1.0 / (self._bytes_per_s or 1.0), self._value("latency_s")
+        longer = (times_s / (self._latency_s + sizes * slope))[-_FIRST_STEPS:]
+        if longer.min() > _CHANGED or longer.max() < 1.0 / _CHANGED:
+            self._steps, slope = self._steps[-_FIRST_STEPS:], slope * np.median(longer)
+            sizes, times_s = np.array(self._steps).T
+        apart = sizes[:, None] - sizes
+        told = apart >= _APART * sizes.max()
+        slopes = (times_s[:, None] - times_s)[told] / apart[told]
+        slope = np.median([*slopes, *[slope] * _KNOWN])
+        slope = min(slope, np.median((times_s - least_s) / sizes))
+        slope = max(slope, _LEAST_SHARE * times_s.min() / sizes.max())
+        latency_s = min(np.median(times_s - sizes * slope), times_s.min())
+        self._latency_s, self._bytes_per_s = float(max(latency_s, least_s)), float(1.0 / slope)
+        self._efficiency = {**self._efficiency, str(sparse): 1.0}
 
-    def _add(self, name: str, value: float | None) -> None:
-        if value is not None:
-            self._windows[name].add(value)
+    def _follow(self, method: Method) -> None:
+        """Set B by a method that sends all values, or its efficiency if it was just taken."""
+        self._latency_s = max(self._latency_s, self._value("latency_s"))
+        own = median(
+            size / max(time_s - self._latency_s, _LEAST_SHARE * time_s)
+            for size, time_s in self._steps[-self._set.compute_window :]
+        )
+        if len(self._steps) == _FIRST_STEPS:
+            # At least 1: what is measured of more bytes tells more of B than a fit.
+            found = max(1.0, own / (self._bytes_per_s or own))
+            self._efficiency = {**self._efficiency, str(method): found}
+        self._bytes_per_s = own / self._efficiency[method]
 
     def _value(self, name: str) -> float:
         return self._windows[name].value or 0.0
@@ -362,60 +391,56 @@ class ModelLaw(Law):
     def transfer_s(self, decision: Decision) -> float:
         """Predicted time of a step's communication."""
         wire_bytes = self._gradient.wire_bytes(decision)
-        return self._value("latency_s") + wire_bytes / self._got(decision.method)
+        return self._latency_s + wire_bytes / self._got(decision.method)
 
     def _got(self, method: Method) -> float:
         return self._bytes_per_s * self._efficiency.get(method, self._set.optimism)
 
     def budget_s(self, method: Method) -> float:
         """What communication may take in a step; see `Settings.slowdown`."""
-        latency_s = self._value("latency_s")
-        alone_s = self._value("compute_s") + self._codec_s(method) + latency_s
-        return self._value("overlap_s") + self._set.slowdown * alone_s + latency_s
-
-    def _codec_s(self, method: Method) -> float:
-        return self._value(f"codec_{method}_s")
+        alone_s = self._value("compute_s") + self._value(f"{method}_codec_s") + self._latency_s
+        return self._value("overlap_s") + self._set.slowdown * alone_s + self._latency_s
 
     def _decide(self, norm: float | None) -> Decision:
-        if self._fits(DENSE):
+        halves = norm is not None and norm > self._set.tr_d
+        whole = [DENSE, FP16] if halves else [DENSE]
+        whole = [d for d in whole if self._gradient.wire_bytes(d) <= self._reach()]
+        fitting = [d for d in whole if self.transfer_s(d) <= self.budget_s(d.method)]
+        if DENSE in fitting:
             return DENSE
-        whole = [DENSE, FP16] if self._allowed(FP16, norm) else [DENSE]
-        if FP16 in whole and self._fits(FP16):
-            return self._fastest(whole)
-        return self._fastest([*whole, self._sparse(norm)])
+        return self._fastest(whole if fitting else [*whole, self._sparse(halves)])
 
-    def _fits(self, decision: Decision) -> bool:
-        return self.transfer_s(decision) <= self.budget_s(decision.method)
+    def _reach(self) -> float:
+        # Further than twice what was tried, the fit tells little.
+        most = 2.0 * max(size for size, _ in self._steps)
+        return min(most, self._gradient.wire_bytes(DENSE))
 
     def _fastest(self, choices: list[Decision]) -> Decision:
         best = min(choices, key=self._step_s)
-        gain = 1.0 - self._set.switch_gain
         for each in choices:
             same = each.method is self.decision.method
-            if same and self._step_s(best) > gain * self._step_s(each):
+            if same and self._step_s(best) > (1.0 - self._set.switch_gain) * self._step_s(each):
                 return each
         return best
 
     def _step_s(self, decision: Decision) -> float:
-        return self.transfer_s(decision) + self._codec_s(decision.method)
+        return self.transfer_s(decision) + self._value(f"{decision.method}_codec_s")
 
-    def _allowed(self, decision: Decision, norm: float | None) -> bool:
-        return not decision.quantised or (norm is not None and norm > self._set.tr_d)
-
-    def _sparse(self, norm: float | None) -> Decision:
+    def _sparse(self, halves: bool) -> Decision:
         half = Decision(Method.SPARSE, self._fitting(Decision(Method.SPARSE, 1.0, quantised=True)))
-        quantised = half.ratio < self._set.tr_q and self._allowed(FP16, norm)
-        ratio = half.ratio if quantised else self._fitting(Decision(Method.SPARSE, 1.0))
         last = self.decision
+        most = self._set.tr_q * (1.0 + self._set.dead_band * last.quantised)
+        quantised = half.ratio < most and halves
+        ratio = half.ratio if quantised else self._fitting(Decision(Method.SPARSE, 1.0))
         same = last.method is Method.SPARSE and last.quantised == quantised
-        if same and abs(ratio / last.ratio - 1.0) < self._set.dead_band:
-            return last
+        if same and abs(ratio / self._ratio - 1.0) < self._set.dead_band:
+            ratio = self._ratio
         return Decision(Method.SPARSE, ratio, quantised)
 
     def _fitting(self, whole: Decision) -> float:
         """The ratio at which `whole`, of ratio 1, fits the budget."""
-        room_s = max(0.0, self.budget_s(whole.method) - self._value("latency_s"))
-        room = room_s * self._got(Method.SPARSE)
+        room_s = self.budget_s(whole.method) - self._latency_s
+        room = min(room_s * self._got(Method.SPARSE), self._reach())
         return min(1.0, max(self._set.least_ratio, room / self._gradient.wire_bytes(whole)))
 
 

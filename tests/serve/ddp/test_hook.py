@@ -365,7 +365,7 @@ def with_measured_times(rank: int, _argument: object) -> dict[str, Any]:
     train(model, rank, range(8))
     saved = state.state_dict()
     refused = []
-    changes: list[dict[str, Any]] = [{"rank": 5}, {"settings": {}}]
+    changes: list[dict[str, Any]] = [{"rank": 5}, {"settings": {}}, {"format": ddp.FORMAT - 1}]
     for changed in changes:
         try:
             state.load_state_dict(saved | changed)
@@ -389,6 +389,7 @@ def test_stats_are_reported_and_other_settings_or_a_strange_checkpoint_are_refus
         )
         assert "this process has" in each["refused"][0]
         assert "saved with other settings" in each["refused"][1]
+        assert "with this release" in each["refused"][2]
         assert "every rank must have the same Settings" in each["differ"]
     # What was agreed is the same on both; what a rank measured itself is its own.
     agreed = [{k: v for k, v in each["last"].items() if not k.startswith("own_")} for each in found]
