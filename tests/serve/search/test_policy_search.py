@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dynamiccl.nccl import Algorithm, Config, Protocol
+from dynamiccl.nccl import Algorithm, Config, Protocol, Transport
 from dynamiccl.serve.search.autoccl import DEFAULT, AutoCcl, Choice, SearchSpace
-from dynamiccl.serve.search.policy_search import PolicySearch, Prior, Rules
+from dynamiccl.serve.search.policy_search import Belief, PolicySearch, Prior, Rules
 from tests.serve.search.worlds import KEY, RAN, count_probes, drive, grid, scatter, valleys
 
 SPACE = grid()
@@ -157,3 +157,47 @@ def test_decisions_that_take_effect_later_are_learned_from_all_the_same() -> Non
         action = pipeline.pop(0)
         tuner.tell(KEY, float(TIMES[action]), action)
     assert TIMES[tuner.best(KEY)] <= 1.02 * TIMES[BEST]
+
+
+def test_age_takes_certainty_but_never_more_than_the_prior_had() -> None:
+    drawn, action = Prior.drawn(SPACE, SIZE_BYTES), SPACE.subspaces[1][0]
+    found = Belief(SPACE, drawn)
+    found.observe(action, SPACE.default, -0.2, 0.0001)
+    for _ in range(100):
+        found.age(0.5)
+    spread = found.gain_over(SPACE.default, np.array([action]))[1, 0]
+    assert spread == pytest.approx(drawn.covariance[action, action] ** 0.5)
+
+
+def test_what_ncclss_own_choice_runs_is_known_without_a_probe() -> None:
+    drawn, twin = Prior.drawn(grid(default_runs=None), 1 << 20), SPACE.twin()
+    assert twin == (SPACE.choices.index(RAN), True)
+    expected = np.where(np.arange(len(SPACE.choices)) == SPACE.default, 0.0, 0.5)
+    found = Belief(SPACE, Prior(expected, 0.1 * drawn.covariance))
+    assert found.mean[twin[0]] == pytest.approx(0.0, abs=0.01)
+    neighbour = SPACE.neighbours(twin[0])[0]
+    assert abs(found.mean[neighbour]) < 0.2 < found.mean[SPACE.subspaces[2][0]]
+
+
+def test_a_policy_is_one_observation_and_ncclss_own_choice_is_what_all_is_compared_with() -> None:
+    drawn, said = Prior.drawn(SPACE, SIZE_BYTES), np.full(len(SPACE.choices), -0.3)
+    said[SPACE.default] = 0.2
+    prior = Prior.of_policy(SPACE, SIZE_BYTES, said)
+    between = np.delete((prior.mean - drawn.mean) / (-0.5 - drawn.mean + 1e-12), SPACE.default)
+    assert between == pytest.approx(between[0])
+    assert 0.0 < between[0] < 1.0
+    assert prior.covariance == pytest.approx((1.0 - between[0]) * drawn.covariance)
+    for each in (prior, drawn):
+        assert each.mean[SPACE.default] == 0.0
+        assert not each.covariance[SPACE.default].any()
+
+
+def test_a_transport_moves_what_has_it_together() -> None:
+    configs = [Config(Algorithm.Ring, Protocol.Simple, count) for count in (1, 2, 4)]
+    choices = [Choice(config, transport=how) for config in configs for how in (None, Transport.SHM)]
+    space = SearchSpace([DEFAULT, *choices])
+    found = Belief(space, Prior.drawn(space, 1 << 20))
+    before = found.mean
+    found.observe(2, 1, 0.3, 0.0001)  # by shared memory in place of what NCCL takes
+    moved = found.mean - before
+    assert moved[4] - moved[3] > 0.1
