@@ -33,7 +33,7 @@ from dynamiccl.errors import PluginError
 from dynamiccl.nccl import TUNER_ABI_SINCE, Algorithm, Collective, Protocol
 from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
-from tests.serve.answers import Answer, CostTable, answer_of
+from tests.serve.tables import Answer, CostTable, answer_of
 
 _INT_OUT: Final = ctypes.POINTER(ctypes.c_int)
 _SIZE_OUT: Final = ctypes.POINTER(ctypes.c_size_t)

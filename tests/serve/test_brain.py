@@ -32,8 +32,19 @@ from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import size_bin
 from dynamiccl.train.policy import save_script
 from dynamiccl.train.trigger import TriggerModule
-from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, SIZES, HintPolicy, make_artifact, task
-from tests.serve.leader import NOTHING, Leader, question_of, table_in
+from tests.serve.brains import (
+    CONFIG,
+    FIRST_BIN,
+    NOTHING,
+    NUM_BINS,
+    SIZES,
+    HintPolicy,
+    Leader,
+    make_artifact,
+    question_of,
+    table_in,
+    task,
+)
 
 SIZE = 1 << 20
 BIN = size_bin(SIZE)

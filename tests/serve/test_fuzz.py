@@ -18,7 +18,7 @@ from dynamiccl.serve.table import DecisionTable
 from tests.conftest import Soak
 from tests.once import locked
 from tests.plugin_build import BUILDS
-from tests.serve.benchmark_calls import random_schedule
+from tests.serve.tables import random_schedule
 
 _HOW = "apt-get install clang-14 libclang-rt-14-dev"
 # libFuzzer holds the process's peak memory (getrusage) against its limit. Linux hands the peak of

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dynamiccl.doctor import Machine
 from dynamiccl.libraries import (
     ADAPTIVE_NAME,
     NAMES,
@@ -18,14 +19,22 @@ from dynamiccl.libraries import (
     VENDOR_NAME,
 )
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
-from dynamiccl.serve.build import find_tool
+from dynamiccl.serve.build import find_tool, nccl_libraries
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import BINS_PER_OCTAVE, EDGES_Q32, bin_center_bytes, size_bin
+from tests import vocabulary
 from tests.conftest import Soak
 from tests.plugin_build import SANITIZERS
 from tests.serve.abi import TunerPlugin, loopback_environment, write_bare_artifact
-from tests.serve.answers import asked_in_a_job, expected_answer, nccl_choice
-from tests.serve.tables import TUNED, random_costs, random_table, uniform
+from tests.serve.tables import (
+    TUNED,
+    asked_in_a_job,
+    expected_answer,
+    nccl_choice,
+    random_costs,
+    random_table,
+    uniform,
+)
 
 SYSTEM = "test-system"
 VERSIONS = (4, 5, 6)
@@ -70,16 +79,19 @@ def output_of(*command: str | Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+def exported(library: Path) -> set[str]:
+    listed = output_of("nm", "-D", "--defined-only", library)
+    return {line.split()[-1] for line in listed.splitlines()}
+
+
 def test_a_library_exports_what_nccl_looks_for_and_needs_an_old_c_library_alone(
     library: Path,
 ) -> None:
-    listed = output_of("nm", "-D", "--defined-only", library)
-    exported = {line.split()[-1] for line in listed.splitlines()}
     tuners = {f"ncclTunerPlugin_v{version}" for version in VERSIONS}
     profilers = {TUNER_NAME: (4,), VENDOR_NAME: (4,), SWEEP_NAME: ()}.get(library.name, (4, 5, 6))
     if library.name == PROFILER_NAME:
         tuners = set()
-    assert exported == tuners | {f"ncclProfiler_v{version}" for version in profilers}
+    assert exported(library) == tuners | {f"ncclProfiler_v{version}" for version in profilers}
     listed = output_of("readelf", "--dynamic", "--wide", library)
     needed = [line.split("[")[1].rstrip("]") for line in listed.splitlines() if "(NEEDED)" in line]
     loaders = {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
@@ -209,3 +221,35 @@ def test_abstains_and_says_why(
     assert line.startswith("DYNAMICCL: ")
     assert ("NCCL's own choice stands: " in line) != acts
     assert reason in line
+
+
+LIBRARIES: list[str | None] = [*nccl_libraries(Machine())] or [None]
+
+
+@pytest.fixture(params=LIBRARIES)
+def asked(request: pytest.FixtureRequest) -> str:
+    """The names of plugins' symbols that it holds."""
+    if request.param is None:
+        pytest.skip("no NCCL: pip install nvidia-nccl-cu12")
+    names = re.findall(
+        rb"\0(ncclTunerPlugin_v\d+|ncclProfiler_v\d+)(?=\0)", Path(request.param).read_bytes()
+    )
+    return " ".join(sorted({name.decode() for name in names}))
+
+
+def test_the_newest_tuner_and_one_of_the_profilers_that_it_asks_for_are_there(
+    asked: str, plugin_path: Path
+) -> None:
+    """It takes the newest that it finds: before ours is one, somebody has to read what is new.
+
+    A profiler of v7 (2.31 on) is not ours: v6 is taken in its place.
+    """
+    tuners = [symbol for symbol in asked.split() if "Tuner" in symbol]
+    for name in (TUNER_NAME, ADAPTIVE_NAME):
+        ours = exported(plugin_path.with_name(name))
+        assert tuners[-1] in ours, tuners
+    assert {symbol for symbol in asked.split() if "Profiler" in symbol} & ours
+
+
+def test_committed_header_is_what_would_be_generated() -> None:
+    assert vocabulary.HEADER_PATH.read_text("utf-8") == vocabulary.header_text()

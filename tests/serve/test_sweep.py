@@ -18,9 +18,15 @@ from dynamiccl.errors import PluginError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.schedule import MAX_BLOCKS, BlockState, PlayReport, Schedule, fnv1a, totals_of
 from tests.serve.abi import Communicator, TunerPlugin
-from tests.serve.answers import CostTable, expected_answer
-from tests.serve.benchmark_calls import benchmark_calls, random_schedule, stage
-from tests.serve.tables import TUNED, random_costs
+from tests.serve.tables import (
+    TUNED,
+    CostTable,
+    benchmark_calls,
+    expected_answer,
+    random_costs,
+    random_schedule,
+    stage,
+)
 
 VERSIONS = (4, 5, 6)
 RING = Config(Algorithm.Ring, Protocol.LL128, 8)

@@ -23,8 +23,7 @@ from dynamiccl.serve.build import BRAIN_NAME
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.train.policy import save_script
 from dynamiccl.train.trigger import Detector, TriggerModule
-from tests.serve.brains import CONFIG, FIRST_BIN, decided
-from tests.serve.leader import Leader
+from tests.serve.brains import CONFIG, FIRST_BIN, Leader, decided
 
 SIZE = 1 << 20
 WATCHED_KEYS = 6

@@ -1,7 +1,8 @@
-"""Our search: few probes, none too dear, and none where there is nothing to gain."""
+"""Searches over spaces with known times: AutoCCL's, one valley each, and ours of few probes."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 from statistics import median
 
 import numpy as np
@@ -9,15 +10,186 @@ import numpy.typing as npt
 import pytest
 
 from dynamiccl.nccl import Algorithm, Config, Protocol, Transport
-from dynamiccl.serve.search.autoccl import DEFAULT, AutoCcl, Choice, SearchSpace
+from dynamiccl.serve.search.autoccl import DEFAULT, AutoCcl, Choice, SearchSpace, Tuner
 from dynamiccl.serve.search.policy_search import Belief, PolicySearch, Prior, Rules
-from tests.serve.search.worlds import KEY, RAN, count_probes, drive, grid, scatter, valleys
+
+CHANNELS = (1, 2, 4, 8, 16, 32)
+CHUNKS = (1 << 16, 1 << 17, 1 << 18, 1 << 19)
+CELLS = tuple(product((Algorithm.Tree, Algorithm.Ring), (Protocol.LL, Protocol.Simple)))
+RAN = Choice(Config(Algorithm.Ring, Protocol.Simple, 8, 1 << 18))
+KEY = ("AllReduce", 80)
+
+
+def grid(default_runs: Choice | None = RAN) -> SearchSpace:
+    """NCCL's own choice, and four subspaces of channels and chunk sizes."""
+    configs = [Config(*cell, n, c) for cell, n, c in product(CELLS, CHANNELS, CHUNKS)]
+    return SearchSpace([DEFAULT, *map(Choice, configs)], default_runs=default_runs)
+
+
+def valleys(space: SearchSpace) -> npt.NDArray[np.float64]:
+    """(A,) times, one valley a subspace; Tree/Simple/4ch/128K is 28 % below NCCL's own choice."""
+    times = np.full(len(space.choices), 100.0)
+    for action in space.actions:
+        config = space.choices[action].config
+        if action == space.default:
+            continue
+        assert config.num_channels is not None
+        assert config.chunk_bytes is not None
+        base = {CELLS[0]: 130.0, CELLS[1]: 80.0, CELLS[2]: 140.0, CELLS[3]: 95.0}
+        off = abs(np.log2(config.num_channels / 4)) + abs(np.log2(config.chunk_bytes / (1 << 17)))
+        times[action] = base[config.algorithm, config.protocol] * 1.08**off  # type: ignore[index]
+    times[space.default] = times[space.choices.index(RAN)]
+    return times
+
+
+def drive(
+    tuner: Tuner,
+    times_us: npt.NDArray[np.float64],
+    calls: int,
+    noise: Callable[[int], float] = lambda _: 1.0,
+) -> list[int]:
+    """Run calls; returns the action of each."""
+    ran = []
+    for call in range(calls):
+        action = tuner.ask(KEY)
+        tuner.tell(KEY, float(times_us[action]) * noise(call))
+        ran.append(action)
+    return ran
+
+
+def count_probes(
+    tuner: Tuner,
+    times_us: npt.NDArray[np.float64],
+    calls: int,
+    noise: Callable[[int], float] = lambda _: 1.0,
+) -> int:
+    """Run calls; returns how many ran another action than the incumbent."""
+    probes = 0
+    for call in range(calls):
+        action = tuner.ask(KEY)
+        probes += action != tuner.best(KEY)
+        tuner.tell(KEY, float(times_us[action]) * noise(call))
+    return probes
+
+
+def scatter(sigma: float, seed: int) -> Callable[[int], float]:
+    """Normal noise of the log time."""
+    drawn: Sequence[float] = np.exp(np.random.default_rng(seed).normal(0.0, sigma, 5000)).tolist()
+    return lambda call: drawn[call]
+
 
 SPACE = grid()
 TIMES = valleys(SPACE)
 BEST = int(np.argmin(TIMES))
 RATIO = np.log(TIMES / TIMES[SPACE.default])
 SIZE_BYTES = 1 << 24
+
+
+def test_descent_finds_the_best_where_every_subspace_has_one_valley() -> None:
+    tuner = AutoCcl(lambda _: SPACE)
+    assert not tuner.is_over(KEY)
+    ran = drive(tuner, TIMES, 100)
+    assert tuner.best(KEY) == ran[-1] == BEST
+    assert tuner.is_over(KEY)
+    probed = set(ran) - {SPACE.default}
+    assert len({SPACE.choices[action].subspace for action in probed}) == 4
+    assert len(probed) < len(SPACE.actions) / 2
+    # Nothing is measured twice but the incumbent.
+    others = [action for action in ran if action != BEST]
+    assert len(others) == len(set(others))
+    # It never searches again.
+    tuner.alarm()
+    assert tuner.is_over(KEY)
+
+
+def test_candidates_are_repeated_as_told_and_their_median_counts() -> None:
+    tuner = AutoCcl(lambda _: SPACE, repeats=3)
+    ran = drive(tuner, TIMES, 240, noise=lambda call: 5.0 if call % 3 == 1 else 1.0)
+    assert tuner.best(KEY) == BEST
+    assert ran[:3] == [SPACE.default] * 3
+    assert len(set(ran[3:6])) == 1
+    with pytest.raises(ValueError, match="0 times"):
+        AutoCcl(lambda _: SPACE, repeats=0)
+
+
+def test_time_of_another_action_is_no_answer_and_keys_are_searched_apart() -> None:
+    tuner = AutoCcl(lambda _: SPACE)
+    drive(tuner, TIMES, 2)
+    wanted = tuner.ask(KEY)
+    for _ in range(5):  # the decision takes effect some calls later
+        tuner.tell(KEY, 1.0, SPACE.default)
+        assert tuner.ask(KEY) == wanted
+    tuner.tell(KEY, float(TIMES[wanted]), wanted)
+    assert tuner.ask(KEY) != wanted
+    ran: dict[str, list[int]] = {"a": [], "b": []}
+    for key in ["a", "b", "b"] * 30:
+        ran[key].append(tuner.ask(key))
+        tuner.tell(key, float(TIMES[ran[key][-1]]))
+    assert ran["a"] == ran["b"][:30]
+
+
+def test_noise_misleads_it_and_it_never_looks_again() -> None:
+    worse = 0
+    for seed in range(20):
+        tuner = AutoCcl(lambda _: SPACE)
+        drive(tuner, TIMES, 400, noise=scatter(0.1, seed))
+        worse += TIMES[tuner.best(KEY)] > 1.02 * TIMES[BEST]
+    assert worse > 5
+
+
+RING = Algorithm.Ring, Protocol.Simple
+
+
+def ring(*channels: int | None) -> list[Choice]:
+    return [Choice(Config(*RING, n)) for n in channels]
+
+
+def test_cells_are_subspaces_and_transports_too_and_threads_an_axis_of_their_own() -> None:
+    space = grid()
+    assert {len(actions) for actions in space.subspaces} == {len(CHANNELS) * len(CHUNKS)}
+    assert len(space.subspaces) == len(CELLS)
+    ways = (Transport.P2P, Transport.SHM)
+    two = SearchSpace([DEFAULT, *(Choice(Config(*RING, 2), transport=way) for way in ways)])
+    assert len(two.subspaces) == 2
+    threads = SearchSpace([DEFAULT, *(Choice(Config(*RING), n) for n in (128, 512, 256))])
+    assert [threads.step(1, 1, 1), threads.step(1, 0, 1)] == [3, None]
+
+
+def test_a_step_passes_over_holes_and_stops_at_the_end() -> None:
+    configs = [(1, 10), (2, 10), (4, 10), (1, 20), (4, 20)]
+    space = SearchSpace([DEFAULT, *(Choice(Config(*RING, n, c)) for n, c in configs)])
+    assert space.step(4, 0, 1) == 5  # 2 channels with chunk 20 is a hole
+    assert space.step(1, 0, 5) == 3
+    assert space.step(2, 2, 1) is None
+    assert sorted(space.neighbours(1)) == [2, 4]
+    assert space.neighbours(space.default) == []
+    # A knob that is left to NCCL is its largest; what may not be played keeps its index.
+    space = SearchSpace([DEFAULT, *ring(None, 1, 16, 4)])
+    assert [space.step(1, 0, by) for by in (-1, 1)] + [space.step(3, 0, 1)] == [3, None, 1]
+    space = SearchSpace([DEFAULT, *ring(1, 2, 4)], playable=[1, 3])
+    assert (space.actions, space.subspaces, space.step(1, 0, 1)) == ((0, 1, 3), ((1, 3),), 3)
+
+
+def test_a_descent_starts_at_what_ncclss_own_choice_runs() -> None:
+    space = grid()
+    number = space.default_subspace()
+    assert number == CELLS.index(RING)
+    config = space.choices[space.start(number)].config
+    assert (config.num_channels, config.chunk_bytes) == (8, 1 << 18)
+    unknown = SearchSpace([DEFAULT, *ring(1, None, 4)])
+    assert unknown.start(0) == 2
+    assert unknown.default_subspace() is None
+
+
+def test_spaces_that_cannot_be_searched_and_times_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="own choice"):
+        SearchSpace(ring(1))
+    with pytest.raises(ValueError, match="twice"):
+        SearchSpace([DEFAULT, *ring(1, 1)])
+    with pytest.raises(ValueError, match=r"0\.0 us"):
+        AutoCcl(lambda _: SPACE).tell(KEY, 0.0)
+    with pytest.raises(ValueError, match="cannot begin at Ring/Simple/2ch"):
+        SearchSpace([DEFAULT, *ring(1, 2)], [1], begin=ring(2)[0])
 
 
 def believing(log_ratio: npt.NDArray[np.float64], sigma: float) -> Prior:
