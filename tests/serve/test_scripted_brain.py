@@ -125,9 +125,6 @@ def test_brain_that_cannot_be_used_is_refused_in_one_line(
     assert said in why
     assert "\n" not in why
     runtime.table(small_artifact.directory, CONFIG)  # it hurts no other communicator
-
-
-def test_unknown_shape_is_refused(runtime: Leader, small_artifact: Artifact) -> None:
     unknown = replace(CONFIG, num_nodes=2, num_ranks=16)
     why = why_not(runtime, small_artifact.directory, unknown)
     assert why == "brain.pt knows no 16 ranks on 2 nodes of box"
@@ -187,6 +184,8 @@ def test_features_are_those_of_history_arrays() -> None:
     call = Call(1 << 20, 50.0, Algorithm.Ring, Protocol.LL, 8)
     # Unchanged and changed configs are told apart.
     windows.append([call, call, replace(call, num_channels=4), replace(call, num_channels=None)])
+    # Of more than fit the oldest are dropped.
+    windows.append([replace(call, time_us=float(k)) for k in range(1, 12)])
     window, history = traced_features()(torch.from_numpy(raw_calls(windows)))
     for row, calls in enumerate(windows):
         wanted_window, wanted_history = history_arrays(calls)
@@ -248,15 +247,6 @@ def test_brain_that_decides_otherwise_than_its_policy_is_refused(
     (tmp_path / "brain.pt").write_bytes(b"PK")
     with pytest.raises(CorruptFile, match=r"brain\.pt is not a TorchScript file"):
         ScriptedBrain(tmp_path / "brain.pt")
-
-
-def test_calls_are_right_aligned_and_the_oldest_are_dropped() -> None:
-    calls = [Call(1 << 20, float(i), None, None, None) for i in range(1, 12)]
-    raw = raw_calls([calls, calls[:2], []])
-    assert raw[0, :, 2].tolist() == [float(i) for i in range(4, 12)]
-    assert raw[1, :, 2].tolist() == [0.0] * 6 + [1.0, 2.0]
-    assert raw[1, 7].tolist() == [1.0, 1 << 20, 2.0, -1.0, -1.0, 0.0, -1.0, -1.0]
-    assert not raw[2].any()
 
 
 UNITS = 8

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dynamiccl.errors import CorruptFile, MissingPath, UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
@@ -30,41 +28,32 @@ def table_of(config: Config | None, *, first_bin: int = 80, num_bins: int = 3) -
     )
 
 
-@given(
-    seed=st.integers(0, 2**32),
-    first_bin=st.integers(0, 200),
-    num_bins=st.integers(1, 49),
-    num_nodes=st.integers(1, 1000),
-    ranks_per_node=st.integers(1, 72),
-)
-def test_round_trip(
-    seed: int, first_bin: int, num_bins: int, num_nodes: int, ranks_per_node: int
-) -> None:
-    table = random_table(
-        np.random.default_rng(seed),
-        num_nodes=num_nodes,
-        num_ranks=num_nodes * ranks_per_node,
-        first_bin=first_bin,
-        num_bins=num_bins,
-    )
-    again = DecisionTable.from_bytes(table.to_bytes())
-    assert again == table
-    assert again.to_bytes() == table.to_bytes()
+def test_round_trip() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(100):
+        num_nodes, first_bin = int(random.integers(1, 1001)), int(random.integers(201))
+        table = random_table(
+            random,
+            num_nodes=num_nodes,
+            num_ranks=num_nodes * int(random.integers(1, 73)),
+            first_bin=first_bin,
+            num_bins=int(random.integers(1, 50)),
+        )
+        again = DecisionTable.from_bytes(table.to_bytes())
+        assert again == table
+        assert again.to_bytes() == table.to_bytes()
 
 
-@given(byte=st.integers(0), bit=st.integers(0, 7))
-def test_flipped_bit_is_found(byte: int, bit: int) -> None:
-    data = bytearray(table_of(RING).to_bytes())
-    data[byte % len(data)] ^= 1 << bit
-    with pytest.raises(CorruptFile, match=r"nodes1_ranks8\.dct is not a usable decision table"):
-        DecisionTable.from_bytes(bytes(data), where="nodes1_ranks8.dct")
-
-
-def test_every_truncation_is_found_and_the_longest_file_is_known() -> None:
+def test_every_flipped_bit_and_truncation_is_found_and_the_longest_file_is_known() -> None:
     data = table_of(RING).to_bytes()
-    for damaged in (*(data[:size] for size in range(len(data))), data + b"\0"):
-        with pytest.raises(CorruptFile):
-            DecisionTable.from_bytes(damaged)
+    flipped = (
+        bytes(byte ^ (1 << bit) * (index == at) for index, byte in enumerate(data))
+        for at in range(len(data))
+        for bit in range(8)
+    )
+    for damaged in (*flipped, *(data[:size] for size in range(len(data))), data + b"\0"):
+        with pytest.raises(CorruptFile, match=r"nodes1_ranks8\.dct is not a usable decision table"):
+            DecisionTable.from_bytes(damaged, where="nodes1_ranks8.dct")
     assert len(table_of(RING, first_bin=0, num_bins=MAX_BINS).to_bytes()) == MAX_FILE_BYTES
 
 
@@ -101,21 +90,8 @@ def test_lookup_inside_and_outside_the_bins() -> None:
     assert table.lookup(Collective.AllReduce, 0) is None
     assert table.lookup(Collective.AllReduce, 1) == RING
     assert table_of(ABSTAIN) == table_of(None)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        None,
-        Config(protocol=Protocol.LL),
-        Config(algorithm=Algorithm.Ring),
-        Config(num_channels=64),
-        Config(chunk_bytes=1 << 19),
-        Config(Algorithm.Ring, Protocol.Simple, 1, 1 << 19),
-    ],
-)
-def test_auto_knobs_survive(config: Config) -> None:
-    assert table_of(config).lookup(Collective.Broadcast, 1 << 20) == config
+    part = Config(protocol=Protocol.LL, chunk_bytes=1 << 19)  # and the rest is NCCL's own
+    assert table_of(part).lookup(Collective.Broadcast, 1 << 20) == part
 
 
 @pytest.mark.parametrize(
@@ -136,23 +112,19 @@ def test_what_nccl_cannot_run_is_never_written(config: Config, problem: str) -> 
 @pytest.mark.parametrize(
     ("num_nodes", "num_ranks", "first_bin", "shape"),
     [
-        (2, 7, 0, (5, 1)),
-        (0, 0, 0, (5, 1)),
-        (2, 0, 0, (5, 1)),
-        (1, 1 << 31, 0, (5, 1)),
-        (1, 8, -1, (5, 1)),
-        (1, 8, 0, (5, 0)),
-        (1, 8, 248, (5, 2)),
-        (1, 8, 0, (4, 1)),
+        *((2, 7, 0, (5, 1)), (0, 0, 0, (5, 1)), (1, 1 << 31, 0, (5, 1)), (1, 8, -1, (5, 1))),
+        *((1, 8, 0, (5, 0)), (1, 8, 248, (5, 2)), (1, 8, 0, (4, 1))),
     ],
 )
 def test_impossible_shapes_are_refused(
     num_nodes: int, num_ranks: int, first_bin: int, shape: tuple[int, int]
 ) -> None:
-    entries = np.zeros(shape, dtype=ENTRY)
     with pytest.raises(ValueError, match=r"do not lie alike|are outside|are not of five"):
         DecisionTable(
-            num_nodes=num_nodes, num_ranks=num_ranks, first_bin=first_bin, entries=entries
+            num_nodes=num_nodes,
+            num_ranks=num_ranks,
+            first_bin=first_bin,
+            entries=np.zeros(shape, dtype=ENTRY),
         )
 
 
