@@ -7,11 +7,12 @@ Ranks are programs that show their environment; what the arbiter answers to vote
 import os
 import signal
 import socket
+import socketserver
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 
@@ -216,44 +217,33 @@ def test_whoever_reads_all_that_a_launcher_says_does_not_wait_for_it(job: Job) -
         os.close(ends)
 
 
-@contextmanager
-def answering(how: str) -> Iterator[int]:
-    """A port where something else listens."""
-    taken: list[socket.socket] = []
+class Other(socketserver.BaseRequestHandler):
+    """Something else that listens there."""
 
-    def serve() -> None:
-        with suppress(OSError):  # it is shut
-            while True:
-                taken.append(server.accept()[0])
-                if how == "says something else":
-                    taken[-1].sendall(b"x" * 500)
-                if how == "accepts for the dead":
-                    taken[-1].close()
+    how = ""
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield server.getsockname()[1]
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
-            thread.join()
-            for connection in taken:
-                connection.close()
+    def handle(self) -> None:
+        if self.how == "says something else":
+            self.request.sendall(b"x" * 500)
+        if self.how != "accepts for the dead":
+            self.request.recv(1 << 16, socket.MSG_WAITALL)  # until its peer goes
 
 
 @pytest.mark.parametrize("how", ["silent", "accepts for the dead", "says something else"])
 def test_an_accepted_connection_is_no_answer(how: str, job: Job) -> None:
-    with answering(how) as port:
+    handler = type("Handler", (Other,), {"how": how})
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         began = time.monotonic()
-        by_hand = {"DYNAMICCL_ARBITER": f"127.0.0.1:{port}"}
-        shown, said = job.of_rank(1, **by_hand)
+        place = f"127.0.0.1:{server.server_address[1]}"
+        shown, said = job.of_rank(1, DYNAMICCL_ARBITER=place)
         assert "DYNAMICCL_ARBITER" not in shown
-        assert f"127.0.0.1:{port}: where ranks need one" in said
+        assert f"{place}: where ranks need one" in said
         assert time.monotonic() - began < LIMIT_S + 8  # once; the job waits for nothing more
         # One that answers counts all the same.
         with job.launcher(FIRST) as (_, own):
-            assert [job.of_rank(1, **by_hand)[0]["DYNAMICCL_ARBITER"]] == own
+            assert [job.of_rank(1, DYNAMICCL_ARBITER=place)[0]["DYNAMICCL_ARBITER"]] == own
+        server.shutdown()
 
 
 def test_where_none_is_found_the_rank_says_so_once_and_goes_on(job: Job) -> None:
