@@ -26,7 +26,7 @@ from dynamiccl.nccl import Config
 from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.build import own_fingerprint
 from tests.serve.abi import prepared_environment, write_bare_artifact
-from tests.serve.jobs.watching import records_of
+from tests.serve.jobs.thinking import records_of
 from tests.serve.tables import uniform
 
 SYSTEM: Final = "one-gpu"

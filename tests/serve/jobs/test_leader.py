@@ -28,9 +28,12 @@ from tests.serve.jobs.thinking import (
     answering,
     counting,
     in_this_process,
+    look,
+    metrics_of,
+    ranks_in,
+    records_of,
     table_field,
 )
-from tests.serve.jobs.watching import look, metrics_of, ranks_in, records_of
 
 NO_PROBES: Final = {"DYNAMICCL_PROBE_CALLS": "0"}
 #: A few questions again and again, so that there are enough times of each; a record is a call.
