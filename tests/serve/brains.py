@@ -12,9 +12,8 @@ from torch import nn
 
 from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, Call
 from dynamiccl.datasets.manifest import Manifest
-from dynamiccl.datasets.questions import table_supports
 from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.serve.artifact import Artifact, PluginIndex
+from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain import BrainConfig, History, KeyCalls, ScriptedBrain
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.table import DecisionTable
@@ -125,12 +124,6 @@ def _random_call(random: np.random.Generator) -> Call:
         interference=float(random.uniform(0, 3)) if known[3] else None,
         skew_us=float(np.exp2(random.uniform(-3, 14))) if known[4] else None,
     )
-
-
-def seal(directory: Path) -> None:
-    """Update manifest and index to the files of an artifact."""
-    manifest = Manifest.read_unchecked(directory).write(directory)
-    PluginIndex.of_artifact(directory, table_supports(manifest)).write(directory)
 
 
 def task(size_bytes: int, *us: float, collective: Collective = Collective.AllReduce) -> KeyCalls:

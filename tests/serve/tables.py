@@ -13,7 +13,6 @@ from dynamiccl.nccl import (
     ABSTAIN,
     COST_IGNORE,
     MAX_CHANNELS,
-    NUM_ALGORITHMS,
     NUM_PROTOCOLS,
     RELEGATED_COST_RATIO,
     VALID_PROTOCOLS,
@@ -21,7 +20,6 @@ from dynamiccl.nccl import (
     Collective,
     Config,
     Protocol,
-    invalid_reason,
 )
 from dynamiccl.schedule import Schedule
 from dynamiccl.serve.table import MAX_BINS, DecisionTable
@@ -71,19 +69,6 @@ def random_costs(random: Generator) -> CostTable:
     costs[random.random(costs.shape) < random.choice([0.0, 0.3, 0.9])] = COST_IGNORE
     odd = random.random(costs.shape) < random.choice([0.0, 0.0, 0.1])
     costs[odd] = random.choice([np.nan, np.inf, -np.inf, -7.0, 0.0, -0.0], size=int(odd.sum()))
-    return costs
-
-
-def made_up_costs(collective: Collective, num_nodes: int) -> CostTable:
-    """Every cell that NCCL has a kernel for is there; each costs 1 us more than the one before."""
-    costs = np.full((NUM_ALGORITHMS, NUM_PROTOCOLS), COST_IGNORE, dtype=np.float32)
-    cost = 10.0
-    for algorithm in Algorithm:
-        for protocol in Protocol:
-            config = Config(algorithm, protocol)
-            if invalid_reason(config, collective, num_nodes=num_nodes) is None:
-                costs[algorithm, protocol] = cost
-                cost += 1.0
     return costs
 
 

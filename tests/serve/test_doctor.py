@@ -248,16 +248,14 @@ def two_models(root: Path) -> None:
     sysfs.efa(root / "sys", "rdmap0")
 
 
-def mig(root: Path) -> None:
+def mig(root: Path, instances: str = "gi2/ci0") -> None:
     dgx(root)
-    (root / "proc/driver/nvidia/capabilities/mig/config").mkdir(parents=True)
-    (root / "proc/driver/nvidia/capabilities/gpu3/mig/gi2/ci0").mkdir(parents=True)
+    for name in ("mig/config", f"gpu3/mig/{instances}"):
+        (root / "proc/driver/nvidia/capabilities" / name).mkdir(parents=True)
 
 
 def mig_off(root: Path) -> None:
-    dgx(root)
-    (root / "proc/driver/nvidia/capabilities/mig/config").mkdir(parents=True)
-    (root / "proc/driver/nvidia/capabilities/gpu3/mig").mkdir(parents=True)
+    mig(root, "")
 
 
 def slow_and_dead_ports(root: Path) -> None:

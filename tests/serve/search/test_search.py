@@ -128,15 +128,6 @@ def test_time_of_another_action_is_no_answer_and_keys_are_searched_apart() -> No
     assert ran["a"] == ran["b"][:30]
 
 
-def test_noise_misleads_it_and_it_never_looks_again() -> None:
-    worse = 0
-    for seed in range(20):
-        tuner = AutoCcl(lambda _: SPACE)
-        drive(tuner, TIMES, 400, noise=scatter(0.1, seed))
-        worse += TIMES[tuner.best(KEY)] > 1.02 * TIMES[BEST]
-    assert worse > 5
-
-
 RING = Algorithm.Ring, Protocol.Simple
 
 
