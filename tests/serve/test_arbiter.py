@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.slurm import wait_until
 from tests.serve.conftest import Runner
 from tests.serve.jobs.arbiter import is_gone, processes_of, send
 from tests.serve.test_run import fake_nvml
@@ -120,10 +121,7 @@ def test_it_goes_on_when_a_rank_is_started_again_and_ends_with_the_launcher(job:
         assert len(job.processes()) == 4
         launcher.kill()
         launcher.wait()
-        until = time.monotonic() + 1
-        while set(before) & set(job.processes()) and time.monotonic() < until:
-            time.sleep(0.02)
-        assert not set(before) & set(job.processes())
+        wait_until(lambda: not set(before) & set(job.processes()), "it is gone", 1)
         assert launcher.stderr is not None
         assert all("plugin.index" in line for line in launcher.stderr)
 
@@ -144,9 +142,7 @@ def test_it_stays_while_the_first_rank_lives_without_a_launcher(job: Job) -> Non
     """As after `nohup dynamiccl-run ... &` and a logout."""
     rank = "(RANK=0 $RUN sleep 60 < /dev/null > /dev/null 2>&1 & echo $!)"
     with job.launcher(rank) as (_, [pid]):
-        until = time.monotonic() + 20
-        while len(job.processes()) < 2 and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_until(lambda: len(job.processes()) == 2, "both of its processes")
     time.sleep(1.2)
     assert len(job.processes()) == 2
     os.kill(int(pid), signal.SIGKILL)

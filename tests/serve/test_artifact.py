@@ -164,6 +164,8 @@ def test_index_of_something_else_is_found(copied: Path, shell: Shell) -> None:
     table = (copied / TABLE).read_bytes()
     assert index.tables == {("box", 1, 8): hashlib.sha256(table).hexdigest()}
     assert index.systems == {}  # hand-made rows say nothing of a machine
+    (copied / "kill").touch()
+    open_artifact(copied)  # a kill file is no damage
     for odd in (
         replace(index, manifest_sha256=HASH),
         replace(index, tables={("box", 1, 8): HASH}),
@@ -204,18 +206,6 @@ def test_what_is_refused_never_stands_at_out_and_killed_exports_go(
     assert not list(tmp_path.glob(f"{WRITING}*"))
     artifact = export_artifact(policy, tmp_path / "out")
     assert artifact == open_artifact(tmp_path / "out")
-
-
-def test_bind_command_binds_a_given_machine_and_a_kill_file_is_no_damage(
-    copied: Path, shell: Shell
-) -> None:
-    bind = ("dynamiccl-deploy", "bind", copied, "--fingerprint")
-    said = shell(*bind, BOX).out
-    assert said == f"{BOX}: belongs to box\n{copied}: now {PluginIndex.read(copied).sha256}\n"
-    assert PluginIndex.read(copied).systems == {BOX: "box"}
-    (copied / "kill").touch()
-    open_artifact(copied)
-    assert "is no fingerprint; one looks like" in refused(shell(*bind, "H100"), 2)
 
 
 RING = Config(Algorithm.Ring, Protocol.LL128, 8)

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Self
 
+from tests.cluster.slurm import wait_until
 from tests.serve.jobs.play import clean_environment
 from tests.serve.jobs.setting import KEY, Setting
 
@@ -69,10 +70,8 @@ class Arbiter:
         self.address = f"127.0.0.1:{self.port}"
         # Until the leader has looked for the first time, no communicator gets a table: ranks take
         # longer to come than these, which are there at once.
-        until = time.monotonic() + 10
-        while "DYNAMICCL_KILL_FILE" in self._variables and not self._has_looked():
-            assert time.monotonic() < until, "its leader has not looked for the kill file"
-            time.sleep(0.01)
+        if "DYNAMICCL_KILL_FILE" in self._variables:
+            wait_until(self._has_looked, "its leader looks for the kill file", 10)
         return self
 
     def _has_looked(self) -> bool:

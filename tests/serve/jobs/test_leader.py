@@ -2,8 +2,6 @@
 
 import os
 import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -15,6 +13,7 @@ import pytest
 from dynamiccl.collect.calls import FLAG_PROBE
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import PluginIndex
+from tests.cluster.slurm import wait_until
 from tests.serve.brains import FIRST_BIN, NUM_BINS, HintPolicy, make_artifact
 from tests.serve.jobs.arbiter import arbiter_of
 from tests.serve.jobs.conftest import Adaptive
@@ -248,7 +247,7 @@ def test_a_brain_that_goes_leaves_the_table_in_force_and_ends_with_the_arbiter(
     assert played.asked_longest_ms < 1000
     started = pid.read_text().split()
     assert (len(started) > 1) == (signal == "KILL")  # the next question has another one
-    wait_until(lambda: not Path("/proc", started[-1]).exists())
+    wait_until(lambda: not Path("/proc", started[-1]).exists(), "the brain is gone")
 
 
 @pytest.mark.parametrize("thinks", [False, True])
@@ -269,15 +268,8 @@ def test_an_arbiter_ends_with_its_job_once_a_brain_was_asked(
             assert ("the brain's" in played.log) != thinks
             launcher.kill()
             launcher.wait()
-            wait_until(lambda: not arbiter.processes(), limit_s=3)
-    wait_until(lambda: not Path("/proc", pid.read_text().strip()).exists())
-
-
-def wait_until(is_so: Callable[[], bool], limit_s: float = 10) -> None:
-    until = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+            wait_until(lambda: not arbiter.processes(), "the arbiter is gone", 3)
+    wait_until(lambda: not Path("/proc", pid.read_text().strip()).exists(), "so is its brain")
 
 
 def test_the_artifacts_policy_decides(
