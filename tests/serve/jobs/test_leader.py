@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -83,20 +84,25 @@ def test_a_new_artifact_acts_at_the_next_stop(play_adaptive: Adaptive, four_rank
     assert [comm.switches for comm in played.communicators] == [1] * 5
 
 
-@pytest.mark.parametrize("what", ["a table", "machine", "nothing"])
+#: How an artifact and its index are spoilt.
+SPOILT: Final[dict[str, Callable[[Path, Path], object]]] = {
+    "a table": lambda artifact, _: [
+        path.write_bytes(path.read_bytes()[:-1] + b"\0") for path in artifact.rglob("*.dct")
+    ],
+    "format": lambda _, index: index.write_text("dynamiccl-index\t99\n"),
+    # The system's name is another one's now.
+    "machine": lambda _, index: index.write_text(index.read_text().replace(GPU, "NVIDIA Other")),
+    "nothing": lambda artifact, _: [path.unlink() for path in artifact.rglob("*.*")],
+    "open to all": lambda _, index: index.chmod(0o666),
+}
+
+
+@pytest.mark.parametrize("what", SPOILT)
 def test_a_bad_artifact_is_refused_and_the_old_one_stays(
     what: str, play_adaptive: Adaptive, four_ranks: Setting
 ) -> None:
-    """What is wrong with an index is seen as `dynamiccl-prepare` sees it (test_run.py)."""
     artifact = four_ranks.other_artifact
-    index = artifact / "plugin.index"
-    if what == "machine":  # the system's name is another one's now
-        index.write_text(index.read_text().replace(GPU, "NVIDIA Other GPU"))
-    for path in artifact.rglob("*.dct" if what == "a table" else "*.*"):
-        if what == "a table":
-            path.write_bytes(path.read_bytes()[:-1] + b"\0")
-        elif what == "nothing":
-            path.unlink()
+    SPOILT[what](artifact, artifact / "plugin.index")
     played = play_adaptive(four_ranks, *at(1000, swap(four_ranks)), leader=NO_PROBES, **JOB)
     assert (played.acted, played.switches) == (played.calls, 0)
 
