@@ -92,7 +92,7 @@ SPOILT: Final[dict[str, Callable[[Path, Path], object]]] = {
     "format": lambda _, index: index.write_text("dynamiccl-index\t99\n"),
     # The system's name is another one's now.
     "machine": lambda _, index: index.write_text(index.read_text().replace(GPU, "NVIDIA Other")),
-    "nothing": lambda artifact, _: [path.unlink() for path in artifact.rglob("*.*")],
+    "nothing": lambda artifact, _: [*map(Path.unlink, artifact.rglob("*.*"))],
     "open to all": lambda _, index: index.chmod(0o666),
 }
 
