@@ -45,7 +45,6 @@ GROUPS = {
     "start": ("test_start",),
     "slurm": (
         "cluster/test_steps",
-        "cluster/test_sbatch",
         "cluster/test_sweeps",
     ),
     # Together on one worker these would be the last to end; all workers import what training needs

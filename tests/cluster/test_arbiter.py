@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,19 +108,6 @@ def test_ranks_of_two_nodes_take_one_table_or_none(
     if spoilt:
         assert all("/none/plugin.index" in line or "rank 3" in line for line in said), said
     assert is_gone(program.replace("dynamiccl-run", "dynamiccl-arbiter"), 1)
-
-
-def test_a_name_that_does_not_resolve_costs_its_limit_once(start: Start, program: str) -> None:
-    """Names of nodes are in no table here; srun shows nobody's address."""
-    began = time.monotonic()
-    shown = start(
-        "srun", "-N2", "--ntasks-per-node=2", program, "python3", "-c", SHOW, MASTER_ADDR=""
-    )
-    assert time.monotonic() - began < 30
-    on_first, *others = [line[3] for line in shown if line[3] != "None"]
-    assert (on_first.startswith("127.0.0.1:"), others) == (True, [])
-    shown = start("srun", "-N1", "-n2", program, "python3", "-c", SHOW)  # who needs none
-    assert [line[3] for line in shown] == ["None", "None"]
 
 
 def test_ranks_of_mpirun_meet_where_master_addr_says(

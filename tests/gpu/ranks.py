@@ -9,7 +9,7 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +26,7 @@ from dynamiccl.nccl import Config
 from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.build import own_fingerprint
 from tests.serve.abi import prepared_environment, write_bare_artifact
-from tests.serve.jobs.watching import records_of
+from tests.serve.jobs.thinking import records_of
 from tests.serve.tables import uniform
 
 SYSTEM: Final = "one-gpu"
@@ -146,14 +146,7 @@ def run_ranks(
     """Run worker.py on every rank under `root`, and what it is to do meanwhile; NCCL's logs."""
     calls = root / "calls"
     calls.mkdir(mode=0o700)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     common = {
-        **plain_environment(),
-        **SOCKETS_ONLY,
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
         **prepared_environment(root / "artifact", SYSTEM, nccl_code()),
@@ -167,24 +160,38 @@ def run_ranks(
         **environment,
     }
     logs = [root / f"rank{rank}.log" for rank in range(ranks)]
+
+    def stop() -> None:
+        meanwhile()
+        (root / "stop").touch()
+
+    worker = str(Path(__file__).with_name("worker.py"))
+    own = [common | {"NCCL_DEBUG_FILE": str(log)} for log in logs]
+    run_each([sys.executable, worker, what], own, stop)
+    return [log.read_text(errors="replace") for log in logs]
+
+
+def run_each(
+    command: Sequence[str], own: Sequence[Mapping[str, str]], meanwhile: Callable[[], object] = list
+) -> None:
+    """Run a command as each rank, with its own variables, and what there is to do meanwhile."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(len(own))}
+    common = plain_environment() | SOCKETS_ONLY | where
     processes = [
         subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("worker.py")), what],
-            env=common
-            | {"RANK": str(rank), "NCCL_HOSTID": f"rank{rank}", "NCCL_DEBUG_FILE": str(log)},
+            command, env=common | {"RANK": str(rank), "NCCL_HOSTID": f"rank{rank}"} | dict(each)
         )
-        for rank, log in enumerate(logs)
+        for rank, each in enumerate(own)
     ]
     try:
         meanwhile()
-        (root / "stop").touch()
         codes = [process.wait(timeout=LIMIT_S) for process in processes]
     finally:
         for process in processes:
-            if process.poll() is None:
-                process.kill()
-    assert codes == [0] * ranks, f"exit codes {codes} (3: a sum was wrong); logs in {root}"
-    return [log.read_text(errors="replace") for log in logs]
+            process.kill()
+    assert codes == [0] * len(own), f"exit codes {codes} (3: a sum was wrong)"
 
 
 # --- What the plugin recorded ---

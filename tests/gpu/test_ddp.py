@@ -9,9 +9,7 @@ With NCCL_TESTS_STAND_IN=1 the same job runs on CPUs and gloo, to check the test
 """
 
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
 
@@ -22,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dynamiccl.serve.ddp import DeviceClock, NetSense, Settings, netsense_hook
-from tests.gpu.ranks import LIMIT_S, SOCKETS_ONLY, STAND_IN, plain_environment, skip_without_nccl
+from tests.gpu.ranks import STAND_IN, run_each, skip_without_nccl
 
 pytestmark = pytest.mark.gpu
 
@@ -33,25 +31,9 @@ WIDTH, DEPTH = (64, 2) if STAND_IN else (1280, 7)
 def test_the_hook_trains_on_nccl_over_sockets() -> None:
     if not STAND_IN:
         skip_without_nccl((2, 19))
-    ranks = max(2, torch.cuda.device_count())
-    common = plain_environment() | SOCKETS_ONLY | {"WORLD_SIZE": str(ranks)}
     # Which of ours and NCCL's are left out there.
-    common |= {"NCCL_TESTS_STAND_IN": "1"} if STAND_IN else {}
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__],
-            env=common | {"RANK": str(rank), "NCCL_HOSTID": f"rank{rank}"},
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        codes = [process.wait(timeout=LIMIT_S) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert codes == [0] * ranks
+    common = {"NCCL_TESTS_STAND_IN": "1"} if STAND_IN else {}
+    run_each([sys.executable, __file__], [common] * max(2, torch.cuda.device_count()))
 
 
 class Streams(DeviceClock):

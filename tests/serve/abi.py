@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
+from unittest.mock import patch
 
 import numpy as np
 
@@ -33,7 +34,7 @@ from dynamiccl.errors import PluginError
 from dynamiccl.nccl import TUNER_ABI_SINCE, Algorithm, Collective, Protocol
 from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
-from tests.serve.answers import Answer, CostTable, answer_of
+from tests.serve.tables import Answer, CostTable, answer_of
 
 _INT_OUT: Final = ctypes.POINTER(ctypes.c_int)
 _SIZE_OUT: Final = ctypes.POINTER(ctypes.c_size_t)
@@ -150,11 +151,6 @@ class TunerPlugin:
                 struct = _struct_of(version).in_dll(self._library, f"ncclTunerPlugin_v{version}")
                 self._structs[version] = struct
 
-    @property
-    def versions(self) -> tuple[int, ...]:
-        """The tuner ABI versions that it exports, ascending."""
-        return tuple(sorted(self._structs))
-
     @contextlib.contextmanager
     def communicator(
         self,
@@ -192,7 +188,9 @@ class TunerPlugin:
             communicator.lines.append(arguments[-1].decode(errors="replace"))
 
         logger = _LOGGER(keep)
-        with _environment(environment or {}):
+        changed = {**os.environ, **(environment or {})}
+        kept = {name: value for name, value in changed.items() if value is not None}
+        with patch.dict(os.environ, kept, clear=True):
             others = [
                 threading.Thread(target=init, args=(context, _LOGGER())) for context in contexts[1:]
             ]
@@ -215,20 +213,6 @@ class TunerPlugin:
         mask, ignored = ctypes.c_int(0), ctypes.c_void_p()
         profiler = _ProfilerV4.in_dll(self._library, "ncclProfiler_v4")
         profiler.init(ctypes.byref(ignored), ctypes.byref(mask), b"", *told, 0, _LOGGER())
-
-
-@contextlib.contextmanager
-def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    before = dict(os.environ)
-    for name, value in changes.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 # --- All ranks in this process ---

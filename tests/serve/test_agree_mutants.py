@@ -41,12 +41,6 @@ MUTANTS: Final[dict[str, tuple[str, ...]]] = {
         "if (outlet->log(table))",
         "if (WRONG ? table.num_ranks > 0 : outlet->log(table))",
     ),
-    "a table that could not be logged": (
-        "worlds:the log is full",
-        "agree/rounds.h",
-        "outlet->log(table))",
-        "outlet->log(table) || WRONG)",
-    ),
     "a table is forgotten at the first vote of the next round": (
         "random",
         "agree/rounds.h",
@@ -64,12 +58,6 @@ MUTANTS: Final[dict[str, tuple[str, ...]]] = {
         "    }\n"
         "    if (!is_known) {",
     ),
-    "a stranger's answer counts": (
-        "worlds:keeper and worker are killed",
-        "agree/ballot.h",
-        "heard.kind == ReplyKind::kStranger ||",
-        "(!WRONG && heard.kind == ReplyKind::kStranger) ||",
-    ),
     "the ids of shrinks are not known": (
         "worlds:two disjoint shrinks",
         "identity/ids.h",
@@ -82,12 +70,6 @@ MUTANTS: Final[dict[str, tuple[str, ...]]] = {
         "size_bytes), marks);",
         "size_bytes), WRONG ? 0 : marks);",
     ),
-    "a stop in the middle of a group": (
-        "worlds:one simulates a call",
-        "agree/stops.h",
-        ">= at_ && begins_group &&",
-        ">= at_ && (begins_group || WRONG) &&",
-    ),
     "a shrink takes the table back": (
         "worlds:one sees a shrink",
         "agree/stops.h",
@@ -97,31 +79,11 @@ MUTANTS: Final[dict[str, tuple[str, ...]]] = {
         "    return __atomic_exchange_n(&votes_, false, __ATOMIC_RELAXED);\n"
         "  }",
     ),
-    "an aborted rank abstains after it has confirmed": (
-        "worlds:an abort inside a stop, the worker is killed",
-        "agree/ballot.h",
-        "has_confirmed() ? Verdict::kFailed",
-        "has_confirmed() && !WRONG ? Verdict::kFailed",
-    ),
-    "a stop that failed is tried again in the same round": (
-        "worlds:a stop, the worker is killed",
-        "agree/stops.h",
-        "    ++number_;\n    ++failures_;",
-        "    if (!WRONG) ++number_;\n    ++failures_;",
-    ),
     "stops are not shifted by the communicator's id": (
         "worlds:opposite order",
         "agree/stops.h",
         "mixed(mixed(0, comm_id_), number_) % width;",
         "(WRONG ? 0 : mixed(mixed(0, comm_id_), number_) % width);",
-    ),
-    "whose time is up leaves by itself": (
-        "word",
-        "agree/word.h",
-        "if (state_of(word) != WordState::kOpen)",
-        "if (state_of(word) != WordState::kOpen || (WRONG && is_time_up))",
-        "decide(board, WordState::kAbstain, kLate);",
-        "(void)(WRONG || (decide(board, WordState::kAbstain, kLate), true));",
     ),
 }
 

@@ -7,16 +7,18 @@ Ranks are programs that show their environment; what the arbiter answers to vote
 import os
 import signal
 import socket
+import socketserver
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
+from tests.cluster.slurm import wait_until
 from tests.serve.conftest import Runner
 from tests.serve.jobs.arbiter import is_gone, processes_of, send
 from tests.serve.test_run import fake_nvml
@@ -119,10 +121,7 @@ def test_it_goes_on_when_a_rank_is_started_again_and_ends_with_the_launcher(job:
         assert len(job.processes()) == 4
         launcher.kill()
         launcher.wait()
-        until = time.monotonic() + 1
-        while set(before) & set(job.processes()) and time.monotonic() < until:
-            time.sleep(0.02)
-        assert not set(before) & set(job.processes())
+        wait_until(lambda: not set(before) & set(job.processes()), "it is gone", 1)
         assert launcher.stderr is not None
         assert all("plugin.index" in line for line in launcher.stderr)
 
@@ -143,9 +142,7 @@ def test_it_stays_while_the_first_rank_lives_without_a_launcher(job: Job) -> Non
     """As after `nohup dynamiccl-run ... &` and a logout."""
     rank = "(RANK=0 $RUN sleep 60 < /dev/null > /dev/null 2>&1 & echo $!)"
     with job.launcher(rank) as (_, [pid]):
-        until = time.monotonic() + 20
-        while len(job.processes()) < 2 and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_until(lambda: len(job.processes()) == 2, "both of its processes")
     time.sleep(1.2)
     assert len(job.processes()) == 2
     os.kill(int(pid), signal.SIGKILL)
@@ -216,44 +213,33 @@ def test_whoever_reads_all_that_a_launcher_says_does_not_wait_for_it(job: Job) -
         os.close(ends)
 
 
-@contextmanager
-def answering(how: str) -> Iterator[int]:
-    """A port where something else listens."""
-    taken: list[socket.socket] = []
+class Other(socketserver.BaseRequestHandler):
+    """Something else that listens there."""
 
-    def serve() -> None:
-        with suppress(OSError):  # it is shut
-            while True:
-                taken.append(server.accept()[0])
-                if how == "says something else":
-                    taken[-1].sendall(b"x" * 500)
-                if how == "accepts for the dead":
-                    taken[-1].close()
+    how = ""
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield server.getsockname()[1]
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
-            thread.join()
-            for connection in taken:
-                connection.close()
+    def handle(self) -> None:
+        if self.how == "says something else":
+            self.request.sendall(b"x" * 500)
+        if self.how != "accepts for the dead":
+            self.request.recv(1 << 16, socket.MSG_WAITALL)  # until its peer goes
 
 
 @pytest.mark.parametrize("how", ["silent", "accepts for the dead", "says something else"])
 def test_an_accepted_connection_is_no_answer(how: str, job: Job) -> None:
-    with answering(how) as port:
+    handler = type("Handler", (Other,), {"how": how})
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
         began = time.monotonic()
-        by_hand = {"DYNAMICCL_ARBITER": f"127.0.0.1:{port}"}
-        shown, said = job.of_rank(1, **by_hand)
+        place = f"127.0.0.1:{server.server_address[1]}"
+        shown, said = job.of_rank(1, DYNAMICCL_ARBITER=place)
         assert "DYNAMICCL_ARBITER" not in shown
-        assert f"127.0.0.1:{port}: where ranks need one" in said
+        assert f"{place}: where ranks need one" in said
         assert time.monotonic() - began < LIMIT_S + 8  # once; the job waits for nothing more
         # One that answers counts all the same.
         with job.launcher(FIRST) as (_, own):
-            assert [job.of_rank(1, **by_hand)[0]["DYNAMICCL_ARBITER"]] == own
+            assert [job.of_rank(1, DYNAMICCL_ARBITER=place)[0]["DYNAMICCL_ARBITER"]] == own
+        server.shutdown()
 
 
 def test_where_none_is_found_the_rank_says_so_once_and_goes_on(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""An artifact and its index: what they hold, and what is refused."""
+"""An artifact, its index and its tables: what they hold, and what is refused."""
 
 import contextlib
 import hashlib
@@ -6,13 +6,15 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.manifest import Manifest, Support
-from dynamiccl.errors import ArtifactMismatch, CorruptFile, UnknownName, UserError
+from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, UnknownName, UserError
 from dynamiccl.files import WRITING
-from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.schedule import fnv1a
 from dynamiccl.serve.artifact import (
     MAX_BYTES,
     Artifact,
@@ -22,10 +24,18 @@ from dynamiccl.serve.artifact import (
 )
 from dynamiccl.serve.explain import nccl_csv
 from dynamiccl.serve.export import export_artifact
-from dynamiccl.serve.table import DecisionTable
-from dynamiccl.sizes import bin_first_byte, size_bin
+from dynamiccl.serve.table import (
+    ENTRY,
+    HEADER_BYTES,
+    MAX_BINS,
+    MAX_FILE_BYTES,
+    DecisionTable,
+    relative_path,
+)
+from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
 from tests.cli.conftest import Shell, refused
 from tests.serve.brains import FIRST_BIN, NUM_BINS, SIZES
+from tests.serve.tables import random_table
 
 TABLE = "tables/box/nodes1_ranks8.dct"
 
@@ -154,6 +164,8 @@ def test_index_of_something_else_is_found(copied: Path, shell: Shell) -> None:
     table = (copied / TABLE).read_bytes()
     assert index.tables == {("box", 1, 8): hashlib.sha256(table).hexdigest()}
     assert index.systems == {}  # hand-made rows say nothing of a machine
+    (copied / "kill").touch()
+    open_artifact(copied)  # a kill file is no damage
     for odd in (
         replace(index, manifest_sha256=HASH),
         replace(index, tables={("box", 1, 8): HASH}),
@@ -196,13 +208,130 @@ def test_what_is_refused_never_stands_at_out_and_killed_exports_go(
     assert artifact == open_artifact(tmp_path / "out")
 
 
-def test_bind_command_binds_a_given_machine_and_a_kill_file_is_no_damage(
-    copied: Path, shell: Shell
+RING = Config(Algorithm.Ring, Protocol.LL128, 8)
+
+
+def table_of(config: Config | None, *, first_bin: int = 80, num_bins: int = 3) -> DecisionTable:
+    return DecisionTable.from_configs(
+        [[config] * num_bins] * 5, num_nodes=1, num_ranks=8, first_bin=first_bin
+    )
+
+
+def test_round_trip() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(100):
+        num_nodes, first_bin = int(random.integers(1, 1001)), int(random.integers(201))
+        table = random_table(
+            random,
+            num_nodes=num_nodes,
+            num_ranks=num_nodes * int(random.integers(1, 73)),
+            first_bin=first_bin,
+            num_bins=int(random.integers(1, 50)),
+        )
+        again = DecisionTable.from_bytes(table.to_bytes())
+        assert again == table
+        assert again.to_bytes() == table.to_bytes()
+
+
+def test_every_flipped_bit_and_truncation_is_found_and_the_longest_file_is_known() -> None:
+    data = table_of(RING).to_bytes()
+    flipped = (
+        bytes(byte ^ (1 << bit) * (index == at) for index, byte in enumerate(data))
+        for at in range(len(data))
+        for bit in range(8)
+    )
+    for damaged in (*flipped, *(data[:size] for size in range(len(data))), data + b"\0"):
+        with pytest.raises(CorruptFile, match=r"nodes1_ranks8\.dct is not a usable decision table"):
+            DecisionTable.from_bytes(damaged, where="nodes1_ranks8.dct")
+    assert len(table_of(RING, first_bin=0, num_bins=MAX_BINS).to_bytes()) == MAX_FILE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("config", "column", "values", "problem"),
+    [
+        (RING, 0, (7, 254), "outside the vocabulary"),
+        (RING, 1, (3, 254), "outside the vocabulary"),
+        (RING, 2, (65, 200), "outside the vocabulary"),
+        (RING, 3, (2, 255), "outside the vocabulary"),
+        (RING, 3, (0,), "if, and only if"),
+        (None, 3, (1,), "if, and only if"),
+    ],
+)
+def test_entry_that_cannot_be_is_found_under_a_good_checksum(
+    config: Config | None, column: int, values: tuple[int, ...], problem: str
 ) -> None:
-    bind = ("dynamiccl-deploy", "bind", copied, "--fingerprint")
-    said = shell(*bind, BOX).out
-    assert said == f"{BOX}: belongs to box\n{copied}: now {PluginIndex.read(copied).sha256}\n"
-    assert PluginIndex.read(copied).systems == {BOX: "box"}
-    (copied / "kill").touch()
-    open_artifact(copied)
-    assert "is no fingerprint; one looks like" in refused(shell(*bind, "H100"), 2)
+    for value in values:
+        data = bytearray(table_of(config).to_bytes()[:-8])
+        data[HEADER_BYTES + column] = value
+        with pytest.raises(CorruptFile, match=problem):
+            DecisionTable.from_bytes(bytes(data) + fnv1a(bytes(data)).to_bytes(8, "little"))
+
+
+def test_lookup_inside_and_outside_the_bins() -> None:
+    table = table_of(RING)
+    sizes = [0, 1 << 70, *(bin_center_bytes(index) for index in (79, 80, 82, 83))]
+    found = [table.at(Collective.AllReduce, size_bin(size)) for size in sizes]
+    assert found == [None, None, None, RING, RING, None]
+    assert table.at(Collective.AlltoAll, size_bin(sizes[3])) is None
+    # Size zero has no bin.
+    table = table_of(RING, first_bin=0)
+    assert size_bin(0) == -1
+    assert table.at(Collective.AllReduce, size_bin(0)) is None
+    assert table.at(Collective.AllReduce, size_bin(1)) == RING
+    assert table_of(ABSTAIN) == table_of(None)
+    part = Config(protocol=Protocol.LL, chunk_bytes=1 << 19)  # and the rest is NCCL's own
+    assert table_of(part).at(Collective.Broadcast, size_bin(1 << 20)) == part
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        (Config(Algorithm.Tree, Protocol.LL), "Broadcast has no Tree"),
+        (Config(num_channels=65), "outside the vocabulary"),
+        (Config(num_channels=300), "does not fit"),
+        (Config(chunk_bytes=1 << 31), "does not fit"),
+        (Config(chunk_bytes=-1), "outside the vocabulary"),
+    ],
+)
+def test_what_nccl_cannot_run_is_never_written(config: Config, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        table_of(config)
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "num_ranks", "first_bin", "shape"),
+    [
+        *((2, 7, 0, (5, 1)), (0, 0, 0, (5, 1)), (1, 1 << 31, 0, (5, 1)), (1, 8, -1, (5, 1))),
+        *((1, 8, 0, (5, 0)), (1, 8, 248, (5, 2)), (1, 8, 0, (4, 1))),
+    ],
+)
+def test_impossible_shapes_are_refused(
+    num_nodes: int, num_ranks: int, first_bin: int, shape: tuple[int, int]
+) -> None:
+    with pytest.raises(ValueError, match=r"do not lie alike|are outside|are not of five"):
+        DecisionTable(
+            num_nodes=num_nodes,
+            num_ranks=num_ranks,
+            first_bin=first_bin,
+            entries=np.zeros(shape, dtype=ENTRY),
+        )
+
+
+def test_read_names_the_file_and_what_was_checked_cannot_be_changed(tmp_path: Path) -> None:
+    path = tmp_path / relative_path("h100", 1, 8)
+    with pytest.raises(MissingPath, match=r"nodes1_ranks8\.dct; a policy has none:"):
+        DecisionTable.read(path)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(table_of(RING).to_bytes())
+    assert DecisionTable.read(path) == table_of(RING)
+    with pytest.raises(ValueError, match="read-only"):
+        DecisionTable.read(path).entries["algorithm"] = 99
+    for system in ("", "..", "a/b", "H100", "a b", "-x"):
+        with pytest.raises(UserError, match="cannot name a table directory"):
+            relative_path(system, 1, 8)
+
+
+def test_fnv1a_of_known_strings() -> None:
+    # Published test vectors of the FNV reference (draft-eastlake-fnv, appendix C).
+    assert fnv1a(b"") == 0xCBF29CE484222325
+    assert fnv1a(b"foobar") == 0x85944171F73967E8

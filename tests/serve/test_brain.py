@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,20 @@ from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import size_bin
 from dynamiccl.train.policy import save_script
 from dynamiccl.train.trigger import TriggerModule
-from tests.serve.brains import CONFIG, FIRST_BIN, NUM_BINS, SIZES, HintPolicy, make_artifact, task
-from tests.serve.leader import NOTHING, Leader, question_of, table_in
+from tests.cluster.slurm import wait_until
+from tests.serve.brains import (
+    CONFIG,
+    FIRST_BIN,
+    NOTHING,
+    NUM_BINS,
+    SIZES,
+    HintPolicy,
+    Leader,
+    make_artifact,
+    question_of,
+    table_in,
+    task,
+)
 
 SIZE = 1 << 20
 BIN = size_bin(SIZE)
@@ -176,10 +187,7 @@ def test_command_answers_line_by_line_with_a_policy_of_ones_own(
     assert "table" in leader.told(json.dumps(question))
     assert brain.exists()
     leader.process.kill()
-    until = time.monotonic() + 10
-    while brain.exists():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: not brain.exists(), "the brain is gone", 10)
     leader.process.communicate()
     with pytest.raises(UserError, match="PYTHONPATH"):
         find_policy_maker("my_search:other")

@@ -20,19 +20,10 @@ from tests.cli.in_process import run
 
 BOX = "gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8;nccl=22809"
 WRITTEN = {
-    "lib/libnccl-tuner-dynamiccl.so",
-    "lib/libnccl-profiler-dynamiccl.so",
-    "lib/libnccl-tuner-dynamiccl-adaptive.so",
-    "lib/libnccl-tuner-dynamiccl-vendor.so",
-    "bin/dynamiccl-prepare",
-    "bin/dynamiccl-arbiter",
-    "bin/dynamiccl-run",
-    "env.sh",
-    "snippets/slurm.sh",
-    "snippets/slurm-pyxis.sh",
-    "snippets/kubernetes.yaml",
-    "key",
-    "artifact",
+    *(f"lib/{name}" for name in JOB_NAMES),
+    *("bin/dynamiccl-prepare", "bin/dynamiccl-arbiter", "bin/dynamiccl-run"),
+    *("snippets/slurm.sh", "snippets/slurm-pyxis.sh", "snippets/kubernetes.yaml"),
+    *("env.sh", "key", "artifact"),
 }
 
 

@@ -1,14 +1,21 @@
 """The built plugin, called from Python and by its own C++ tests; no NCCL and no GPU."""
 
+import dataclasses
 import os
 import re
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from dynamiccl import libraries
+from dynamiccl.doctor import Machine
+from dynamiccl.errors import MissingPath, PluginError
 from dynamiccl.libraries import (
     ADAPTIVE_NAME,
     NAMES,
@@ -18,14 +25,25 @@ from dynamiccl.libraries import (
     VENDOR_NAME,
 )
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
-from dynamiccl.serve.build import find_tool
+from dynamiccl.serve import build
+from dynamiccl.serve.build import build_plugin, find_tool, nccl_libraries
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import BINS_PER_OCTAVE, EDGES_Q32, bin_center_bytes, size_bin
+from tests import vocabulary
 from tests.conftest import Soak
-from tests.plugin_build import SANITIZERS
+from tests.once import locked
+from tests.plugin_build import BUILDS, SANITIZERS
 from tests.serve.abi import TunerPlugin, loopback_environment, write_bare_artifact
-from tests.serve.answers import asked_in_a_job, expected_answer, nccl_choice
-from tests.serve.tables import TUNED, random_costs, random_table, uniform
+from tests.serve.tables import (
+    TUNED,
+    asked_in_a_job,
+    expected_answer,
+    nccl_choice,
+    random_costs,
+    random_schedule,
+    random_table,
+    uniform,
+)
 
 SYSTEM = "test-system"
 VERSIONS = (4, 5, 6)
@@ -70,16 +88,19 @@ def output_of(*command: str | Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+def exported(library: Path) -> set[str]:
+    listed = output_of("nm", "-D", "--defined-only", library)
+    return {line.split()[-1] for line in listed.splitlines()}
+
+
 def test_a_library_exports_what_nccl_looks_for_and_needs_an_old_c_library_alone(
     library: Path,
 ) -> None:
-    listed = output_of("nm", "-D", "--defined-only", library)
-    exported = {line.split()[-1] for line in listed.splitlines()}
     tuners = {f"ncclTunerPlugin_v{version}" for version in VERSIONS}
     profilers = {TUNER_NAME: (4,), VENDOR_NAME: (4,), SWEEP_NAME: ()}.get(library.name, (4, 5, 6))
     if library.name == PROFILER_NAME:
         tuners = set()
-    assert exported == tuners | {f"ncclProfiler_v{version}" for version in profilers}
+    assert exported(library) == tuners | {f"ncclProfiler_v{version}" for version in profilers}
     listed = output_of("readelf", "--dynamic", "--wide", library)
     needed = [line.split("[")[1].rstrip("]") for line in listed.splitlines() if "(NEEDED)" in line]
     loaders = {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
@@ -175,37 +196,180 @@ def test_answers_are_what_the_law_in_python_says(
 
 
 @pytest.mark.parametrize(
-    ("changes", "shape", "reason"),
+    ("job", "shape", "domains", "reason"),
     [
-        ({"DYNAMICCL_JOB": None}, (8, 1), "start the job with dynamiccl-run"),
-        ({}, (15, 2), "its nodes hold different numbers of ranks"),
-        ({"domains": "3"}, (8, 1), "its NVLink domains hold different numbers of ranks"),
-        ({"domains": "4"}, (8, 1), "the artifact's table, from call 0: it acts in 1245 of 1245"),
+        ({"DYNAMICCL_JOB": None}, (8, 1), None, "start the job with dynamiccl-run"),
+        ({}, (15, 2), None, "its nodes hold different numbers of ranks"),
+        ({}, (8, 1), (3, 5), "its NVLink domains hold different numbers of ranks"),
+        ({}, (8, 1), (4, 4), "the artifact's table, from call 0: it acts in 1245 of 1245"),
     ],
 )
 def test_abstains_and_says_why(
-    changes: dict[str, str | None],
+    job: dict[str, str | None],
     shape: tuple[int, int],
+    domains: tuple[int, int] | None,
     reason: str,
     plugin: TunerPlugin,
     tmp_path: Path,
 ) -> None:
-    environment = deploy(tmp_path, uniform(RING)) | changes
-    least = int(environment.pop("domains", "0") or 0)
+    told: dict[str, Any] = {"version": 6, "ranks_per_domain": domains, "all_ranks": True}
+    environment = deploy(tmp_path, uniform(RING)) | job
     costs = np.full((7, 3), 10, dtype=np.float32)
-    with plugin.communicator(
-        *shape,
-        version=6,
-        environment=environment,
-        ranks_per_domain=(least, 8 - least) if least else None,
-        all_ranks=True,
-    ) as communicator:
-        for _ in range(5):
-            answer = communicator.ask(Collective.AllReduce, 1 << 20, costs)
-    acts = "from call 0" in reason
-    assert answer.acted == acts
+    with plugin.communicator(*shape, environment=environment, **told) as communicator:
+        answer = communicator.ask(Collective.AllReduce, 1 << 20, costs)
+    acts = domains == (4, 4)
     assert answer.config == (RING if acts else Config(*nccl_choice(costs) or ()))
     (line,) = communicator.lines
     assert line.startswith("DYNAMICCL: ")
     assert ("NCCL's own choice stands: " in line) != acts
     assert reason in line
+
+
+LIBRARIES: list[str | None] = [*nccl_libraries(Machine())] or [None]
+
+
+@pytest.fixture(params=LIBRARIES)
+def asked(request: pytest.FixtureRequest) -> str:
+    """The names of plugins' symbols that it holds."""
+    if request.param is None:
+        pytest.skip("no NCCL: pip install nvidia-nccl-cu12")
+    names = re.findall(
+        rb"\0(ncclTunerPlugin_v\d+|ncclProfiler_v\d+)(?=\0)", Path(request.param).read_bytes()
+    )
+    return " ".join(sorted({name.decode() for name in names}))
+
+
+def test_the_newest_tuner_and_one_of_the_profilers_that_it_asks_for_are_there(
+    asked: str, plugin_path: Path
+) -> None:
+    """It takes the newest that it finds: before ours is one, somebody has to read what is new.
+
+    A profiler of v7 (2.31 on) is not ours: v6 is taken in its place.
+    """
+    tuners = [symbol for symbol in asked.split() if "Tuner" in symbol]
+    for name in (TUNER_NAME, ADAPTIVE_NAME):
+        ours = exported(plugin_path.with_name(name))
+        assert tuners[-1] in ours, tuners
+    assert {symbol for symbol in asked.split() if "Profiler" in symbol} & ours
+
+
+def test_committed_header_is_what_would_be_generated() -> None:
+    assert vocabulary.HEADER_PATH.read_text("utf-8") == vocabulary.header_text()
+
+
+@pytest.fixture
+def own_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the plugin's sources that a test may break."""
+    source = tmp_path / "plugin"
+    shutil.copytree(
+        build.SOURCE_DIR, source, ignore=shutil.ignore_patterns("tests", "bench", "fuzz")
+    )
+    monkeypatch.setattr(build, "SOURCE_DIR", source)
+    return source
+
+
+def test_compiler_error_is_shown(own_source: Path, tmp_path: Path) -> None:
+    # The first that is compiled, so that the rest is not.
+    (own_source / "table.cpp").write_text("int broken = not_declared;\n")
+    with pytest.raises(PluginError, match="not_declared") as caught:
+        build.build_plugin(tmp_path / "build", targets=("table",))
+    assert caught.value.exit_code == 4
+
+
+def test_what_is_missing_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler -O3")
+    with pytest.raises(PluginError, match="no C\\+\\+ compiler: no-such-compiler not found"):
+        build.build_plugin(tmp_path / "build")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(PluginError, match=r"no cmake .*pip install '\.\[plugin\]'"):
+        build.build_plugin(tmp_path / "build")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(libraries, "BUILD_DIR", Path("nowhere"))  # `make plugin` may have run here
+    with pytest.raises(MissingPath, match="make plugin"):
+        build.find_plugin()
+    with pytest.raises(MissingPath, match=r"elsewhere\.so"):
+        build.find_plugin(tmp_path / "elsewhere.so")
+
+
+# `make soak ONLY=crashes SECONDS=3600` fuzzes each reader of files for an hour; 0 seconds play the
+# seeds alone.
+_HOW = "apt-get install clang-14 libclang-rt-14-dev, which has libFuzzer"
+# libFuzzer holds the process's peak memory (getrusage) against its limit. Linux hands the peak of
+# the one that calls exec on to what it starts, and Python starts others from a vfork, so that peak
+# would be pytest's own. A process that a shell forks begins anew.
+_WITH_ITS_OWN_PEAK = ("sh", "-c", '"$0" "$@"; exit $?')
+
+
+def seeds_of_tables() -> list[bytes]:
+    ring = Config(Algorithm.Ring, Protocol.LL128, 8)
+    last = Config(Algorithm.PAT, Protocol.Simple, 64, 512)
+
+    def table(config: Config | None, row: int, first: int, bins: int) -> bytes:
+        rows = [[config if each == row else None] * bins for each in range(5)]
+        made = DecisionTable.from_configs(rows, num_nodes=1, num_ranks=8, first_bin=first)
+        return made.to_bytes()
+
+    return [
+        table(ring, Collective.AllReduce, 80, 1),
+        table(Config(Algorithm.Tree), Collective.AllReduce, 40, 60),
+        table(last, Collective.AllGather, 248, 1),
+        table(None, 0, 0, 3),
+    ]
+
+
+def seeds_of_schedules() -> list[bytes]:
+    random = np.random.default_rng(0)
+    made = [
+        random_schedule(random, Collective.AllReduce, chunks=True),
+        random_schedule(random, Collective.AllGather),
+    ]
+    made.append(dataclasses.replace(made[1], warmup=(), halves=1, sizes=(1 << 61,) * 5))
+    return [schedule.to_bytes() for schedule in made]
+
+
+SEEDS = {"table": seeds_of_tables, "schedule": seeds_of_schedules}
+
+
+@pytest.fixture(scope="session")
+def fuzz_dir() -> Path:
+    """The build directory with the fuzz targets."""
+    versions = ("", *(f"-{version}" for version in range(21, 11, -1)))
+    found = [v for v in versions if all(shutil.which(name + v) for name in ("clang", "clang++"))]
+    if not found:
+        pytest.skip(f"no clang: {_HOW}")
+    build = BUILDS / "fuzz"
+    with locked(BUILDS / "fuzz.lock"), pytest.MonkeyPatch.context() as patch:
+        # Not as -DCMAKE_CXX_COMPILER: given once more, it has CMake forget every other setting.
+        patch.setenv("CC", f"clang{found[0]}")
+        patch.setenv("CXX", f"clang++{found[0]}")
+        build_plugin(build, "-DDYNAMICCL_FUZZ=ON")
+    return build
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("target", SEEDS)
+def test_no_input_crashes(target: str, fuzz_dir: Path, tmp_path: Path, soak: Soak) -> None:
+    corpus = tmp_path / "corpus"  # the fuzzer adds to it
+    corpus.mkdir()
+    for number, seed in enumerate(SEEDS[target]()):
+        (corpus / str(number)).write_bytes(seed)
+    done = subprocess.run(
+        [
+            *_WITH_ITS_OWN_PEAK,
+            str(fuzz_dir / f"fuzz_{target}"),
+            f"-max_total_time={soak.seconds:.0f}" if soak.seconds > 0 else "-runs=0",
+            f"-seed={soak.seed + 1}",  # 0 would be drawn from the clock
+            "-timeout=10",
+            "-rss_limit_mb=1024",
+            f"-artifact_prefix={tmp_path}/",
+            str(corpus),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    sys.stdout.write(done.stderr[-2000:])
+    assert done.returncode == 0, done.stderr[-8000:]

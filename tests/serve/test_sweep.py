@@ -18,9 +18,15 @@ from dynamiccl.errors import PluginError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.schedule import MAX_BLOCKS, BlockState, PlayReport, Schedule, fnv1a, totals_of
 from tests.serve.abi import Communicator, TunerPlugin
-from tests.serve.answers import CostTable, expected_answer
-from tests.serve.benchmark_calls import benchmark_calls, random_schedule, stage
-from tests.serve.tables import TUNED, random_costs
+from tests.serve.tables import (
+    TUNED,
+    CostTable,
+    benchmark_calls,
+    expected_answer,
+    random_costs,
+    random_schedule,
+    stage,
+)
 
 VERSIONS = (4, 5, 6)
 RING = Config(Algorithm.Ring, Protocol.LL128, 8)
@@ -143,31 +149,26 @@ STATES = {state.name[0]: state for state in BlockState}
 
 
 @pytest.mark.parametrize(
-    ("nth", "size_bytes", "collective", "states"),
+    ("nth", "size_bytes", "states"),
     [
-        (1, 1025, Collective.AllReduce, "NNNN"),
-        (3, 2048, Collective.AllReduce, "NNNN"),
-        (5, 4096, Collective.AllReduce, "MNNN"),
+        (1, 1025, "NNNN"),
+        (3, 2048, "NNNN"),
+        (5, 4096, "MNNN"),
         # The first block has more calls than the schedule gives it: its last ones were not played.
-        (9, 1024, Collective.AllReduce, "MNNN"),
-        (15, 2048, Collective.AllReduce, "PMNN"),
-        (26, 1, Collective.AllReduce, "PPAM"),
+        (9, 1024, "MNNN"),
+        (15, 2048, "PMNN"),
+        (26, 1, "PPAM"),
     ],
 )
 def test_an_unexpected_call_stops_it_for_good(
-    nth: int,
-    size_bytes: int,
-    collective: Collective,
-    states: str,
-    plugin: TunerPlugin,
-    tmp_path: Path,
+    nth: int, size_bytes: int, states: str, plugin: TunerPlugin, tmp_path: Path
 ) -> None:
     environment, calls = stage(tmp_path, SMALL), list(benchmark_calls(SMALL))
     with plugin.communicator(8, 1, version=6, environment=environment) as communicator:
         for number, call in enumerate(calls, start=1):
             is_wrong = number == nth
-            asked = (collective, size_bytes) if is_wrong else (SMALL.collective, call.size_bytes)
-            answer = communicator.ask(*asked, ALL)
+            asked = size_bytes if is_wrong else call.size_bytes
+            answer = communicator.ask(SMALL.collective, asked, ALL)
             assert answer.acted == (number < nth and call.config != ABSTAIN)
     report = read_report(environment)
     assert report.states == tuple(STATES[letter] for letter in states)

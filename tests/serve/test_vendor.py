@@ -5,7 +5,7 @@ Each test has copies of both libraries: a vendor is looked for once a process.
 
 import ctypes
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,27 +67,20 @@ def behind_fixture(plugin_path: Path, tmp_path: Path) -> Callable[[str | None], 
     return lambda vendor: Behind(plugin_path.parent, tmp_path, vendor)
 
 
-def costs(**cells: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    table = np.full((7, 3), 10, dtype=np.float32)
-    for cell, cost in cells.items():
-        table.flat[int(cell[1:])] = cost
-    return table
-
-
 def taken(
     communicator: Communicator,
     collective: Collective = Collective.AllReduce,
     *,
     num_pipe_ops: int = 1,
-    **cells: float,
+    missing: Sequence[int] = (),
 ) -> tuple[int, int]:
     """The cell that NCCL takes then, and the channels."""
-    answer = communicator.ask(
-        collective, 1 << 20, costs(**cells), num_pipe_ops=num_pipe_ops, reg_buff=1
-    )
-    assert answer.algorithm is not None
-    assert answer.protocol is not None
-    return 3 * answer.algorithm + answer.protocol, answer.num_channels
+    costs = np.full((7, 3), 10, dtype=np.float32)
+    costs.flat[list(missing)] = -1
+    found = communicator.ask(collective, 1 << 20, costs, num_pipe_ops=num_pipe_ops, reg_buff=1)
+    assert found.algorithm is not None
+    assert found.protocol is not None
+    return 3 * found.algorithm + found.protocol, found.num_channels
 
 
 @pytest.mark.parametrize(("vendor", "version", "theirs"), ASKED)
@@ -112,7 +105,7 @@ def test_ours_decides_where_it_acts_and_theirs_elsewhere(
         monkeypatch.setenv("WILFUL_CELL", "20")
         assert taken(asked) == (5, 8)
         assert taken(asked, num_pipe_ops=0) == (20, 3)  # about symmetric kernels
-        assert taken(asked, c5=-1) == (20, 3)  # ours cannot be had
+        assert taken(asked, missing=[5]) == (20, 3)  # ours cannot be had
         monkeypatch.setenv("WILFUL_CELL", "-1")
         assert taken(asked) == (5, 8)
         assert taken(asked, Collective.AllGather) == (0, 0)

@@ -1,5 +1,5 @@
 // A brain process that is slow, dead or strange costs time and nothing more. What dynamiccl-brain
-// refuses of questions is in tests/serve/test_torch_brain.py.
+// refuses of questions is in tests/serve/test_scripted_brain.py.
 #include <sys/ptrace.h>
 
 #include <cstring>

@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 import secrets
 import signal
 import socket
@@ -14,21 +13,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Self
 
-from dynamiccl.serve.build import SOURCE_DIR
+from tests.cluster.slurm import wait_until
 from tests.serve.jobs.play import clean_environment
 from tests.serve.jobs.setting import KEY, Setting
 
-
-def bytes_of(message: str) -> int:
-    """The size of a message, as its header states it."""
-    text = (SOURCE_DIR / "agree" / "vote.h").read_text(encoding="utf-8")
-    found = re.search(rf"sizeof\({message}\) == (\d+)", text)
-    assert found is not None
-    return int(found[1])
-
-
-VOTE_BYTES: Final = bytes_of("Vote")
-REPLY_BYTES: Final = bytes_of("Reply")
+#: As agree/vote.h asserts them.
+VOTE_BYTES: Final = 240
+REPLY_BYTES: Final = 216
 #: Where their kinds lie.
 VOTE_KIND: Final = 116
 REPLY_KIND: Final = 4
@@ -79,10 +70,8 @@ class Arbiter:
         self.address = f"127.0.0.1:{self.port}"
         # Until the leader has looked for the first time, no communicator gets a table: ranks take
         # longer to come than these, which are there at once.
-        until = time.monotonic() + 10
-        while "DYNAMICCL_KILL_FILE" in self._variables and not self._has_looked():
-            assert time.monotonic() < until, "its leader has not looked for the kill file"
-            time.sleep(0.01)
+        if "DYNAMICCL_KILL_FILE" in self._variables:
+            wait_until(self._has_looked, "its leader looks for the kill file", 10)
         return self
 
     def _has_looked(self) -> bool:
@@ -99,15 +88,9 @@ class Arbiter:
 
     def processes(self) -> list[int]:
         """Keeper and worker, as far as they live."""
-        parents = {}
         mark = self._variables["ARBITER_OF_TEST"].encode()
-        for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if mark in (folder / "environ").read_bytes():
-                    state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-                    if state != "Z":
-                        parents[int(folder.name)] = int(parent)
-        return sorted(parents, key=lambda pid: parents[pid] in parents)
+        found = living(lambda folder: mark in (folder / "environ").read_bytes())
+        return sorted(found, key=lambda pid: found[pid] in found)
 
     def worker(self) -> int | None:
         processes = self.processes()
@@ -130,14 +113,22 @@ class Arbiter:
         threading.Timer(seconds, go_on).start()
 
 
-def processes_of(program: str) -> list[int]:
-    """The living processes of an arbiter's program, sorted."""
-    found = []
+def living(is_sought: Callable[[Path], bool]) -> dict[int, int]:
+    """Processes by what their folders under /proc say, and the parent of each."""
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
-            if (folder / "cmdline").read_bytes().startswith(program.encode() + b"\0"):
-                found.append(int(folder.name))
-    return sorted(found)
+            if is_sought(folder):
+                state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+                if state != "Z":
+                    found[int(folder.name)] = int(parent)
+    return found
+
+
+def processes_of(program: str) -> list[int]:
+    """The living processes of an arbiter's program, sorted."""
+    begin = program.encode() + b"\0"
+    return sorted(living(lambda folder: (folder / "cmdline").read_bytes().startswith(begin)))
 
 
 def is_gone(program: str, limit_s: float) -> bool:
@@ -239,19 +230,15 @@ class Between:
         is_silent = self._draw.random() < 0.5
         if most is not None:
             left, is_silent = most, True
+        is_whole = self._then is not None
         with suppress(OSError):
             while left > 0:
-                if self._then is None:
-                    part = source.recv(4096)[:left]
-                else:
-                    part = source.recv(size, socket.MSG_WAITALL)
-                if not part or (self._then and len(part) < size):
+                flags = socket.MSG_WAITALL if is_whole else 0
+                part = source.recv(size if is_whole else min(left, 4096), flags)
+                if len(part) < (size if is_whole else 1):
                     break
                 left -= len(part)
-                if self._then is None:
-                    target.sendall(part)
-                else:
-                    self._hand_on(part, target)
+                self._hand_on(part, target) if is_whole else target.sendall(part)
         if left > 0 or not is_silent:  # else nobody learns of it
             shut(source, target)
 

@@ -4,8 +4,9 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -15,22 +16,12 @@ from tests.serve.jobs.arbiter import OFTEN, Arbiter, arbiter_of, assert_no_repor
 from tests.serve.jobs.play import Played, clean_environment, play
 from tests.serve.jobs.setting import Setting, fingerprint, make_setting
 
-
-class Player(Protocol):
-    """Runs jobs under one plugin."""
-
-    def __call__(
-        self, *options: str, environment: Mapping[str, str], **named: object
-    ) -> Played: ...
+#: Runs jobs under one plugin: options, `environment` and more that `play` takes.
+Player = Callable[..., Played]
 
 
 def player_of(directory: Path, plugin: str, law: str = "sound") -> Player:
-    def run(*options: str, environment: Mapping[str, str], **named: object) -> Played:
-        program = directory / "play_rank"
-        chosen: dict[str, Any] = {"law": law} | named
-        return play(program, directory / plugin, *options, environment=environment, **chosen)
-
-    return run
+    return partial(play, directory / "play_rank", directory / plugin, law=law)
 
 
 @pytest.fixture(scope="session")

@@ -1,21 +1,26 @@
 """Jobs in both modes, and the recorder alone: what NCCL and jobs do that must split nothing."""
 
+import os
 import re
-from collections.abc import Callable
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dynamiccl.libraries import PROFILER_NAME
+from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME
 from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
+from tests.serve.jobs.arbiter import OFTEN, arbiter_of
 from tests.serve.jobs.conftest import Adaptive, Player, player_of
-from tests.serve.jobs.play import ALL, Played, at, every
+from tests.serve.jobs.play import ALL, Played, at, every, on_rank
 from tests.serve.jobs.setting import JOB, Setting, shapes_of, write_artifact
-from tests.serve.jobs.watching import look, ranks_in, records_of
+from tests.serve.jobs.thinking import look, ranks_in, records_of
 
 Play = Callable[..., Played]
 
@@ -120,3 +125,97 @@ def test_a_replay_is_heard_of_only_with_host_nodes(
     captures = at(100, "capture=5,20", rank=ALL)
     played, records = record(*captures, percent=percent, ranks=2, max_group=1, rate=1000, calls=500)
     assert played.calls - len(records) == silent
+
+
+ACTS = {"WILFUL_ACT_FROM": "100"}
+
+
+def test_what_differs_and_what_nccl_does_not_survive_is_found(play_wilful: Player) -> None:
+    played = play_wilful(environment=ACTS, ranks=4, comms=4, threads=2)
+    assert [len(comm.ranks) for comm in played.communicators] == [4, 2, 2, 2, 2, 2, 2]
+    assert all(comm.first_acted == 100 for comm in played.communicators)
+    assert played.switches == 7  # from NCCL's own choice, once for each
+    late = play_wilful(*on_rank(2, {"WILFUL_ACT_FROM": "101"}), environment=ACTS, ranks=4)
+    assert (late.disagreements, late.acted_unevenly) == (1, 1)
+    answers = late.first_disagreement
+    assert [(answer["call"], answer["acted"]) for answer in answers] == [
+        *((100, 1), (100, 1), (100, 0), (100, 1))
+    ]
+    assert (answers[2]["protocol"], answers[2]["num_channels"]) != (Protocol.LL, 3)
+    for name, value, complaint in (
+        ("CELL", "20", "wrote into the unavailable cell 20"),
+        ("CHANNELS", "65", "asked for 65 channels"),
+        ("LOG_FROM_THREAD", "1", "logged from a thread of its own"),
+    ):
+        wilful = ACTS | {f"WILFUL_{name}": value}
+        played = play_wilful(environment=wilful, ranks=2, release="2.30", calls=300)
+        assert any(complaint in text for text in played.ranks[0].violations)
+
+
+def test_marks_are_told_as_nccl_tells_them_and_what_hangs_is_ended(play_wilful: Player) -> None:
+    """This plugin counts, and agrees on nothing."""
+    shifted = play_wilful(*at(50, "simulate=8", rank=1), environment=ACTS, ranks=4)
+    assert 0 < shifted.disagreements <= 8
+    both = play_wilful(*at(100, "capture=5,20", rank=ALL), environment=ACTS, ranks=4)
+    assert both.is_sound, both
+    assert both.ranks[0].asked == both.ranks[1].asked < both.calls
+    played = play_wilful(*at(10, "sleep=60", rank=0), environment=ACTS, ranks=4, deadline=1)
+    assert (played.hit_deadline, played.abnormal_exits, played.is_sound) == (True, 4, False)
+
+
+DEVICE: Final = "cable"
+ADDRESSES: Final = ("10.77.13.1", "10.77.13.2")
+
+
+def ip(*words: str) -> bool:
+    return subprocess.run(["ip", *words], check=False, capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[str, str]]:
+    """Names of two namespaces, in which the other one is at the end of a cable."""
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        pytest.skip("needs root and ip")
+    both = (f"job-a-{os.getpid()}", f"job-b-{os.getpid()}")
+    if not all(ip("netns", "add", node) for node in both):
+        pytest.skip("no network namespaces here")
+    try:
+        cable = ("link", "add", DEVICE, "netns", both[0], "type", "veth", "peer", "name", DEVICE)
+        assert ip(*cable, "netns", both[1])
+        for node, address in zip(both, ADDRESSES, strict=True):
+            assert ip("-n", node, "address", "add", f"{address}/24", "dev", DEVICE)
+            for device in ("lo", DEVICE):
+                assert ip("-n", node, "link", "set", device, "up")
+        yield both
+    finally:
+        for node in both:
+            ip("netns", "delete", node)
+
+
+@pytest.mark.parametrize(
+    ("library", "call"),
+    [(TUNER_NAME, 0), (TUNER_NAME, 1000), (ADAPTIVE_NAME, 60), (ADAPTIVE_NAME, 600)],
+)
+def test_a_cut_that_heals_splits_and_fails_nobody(
+    call: int, library: str, nodes: tuple[str, str], job_build_dir: Path, two_nodes: Setting
+) -> None:
+    """The arbiter is on the first node; communicators are made anew while the cable is down."""
+    cable = f"ip netns exec {nodes[1]} ip link set {DEVICE}"
+    cut = f"sh={cable} down; (sleep 1.5; {cable} up) &"
+    places = [("--netns", f"{rank}:{nodes[rank // 4]}") for rank in range(8)]
+    with arbiter_of(job_build_dir, two_nodes, within=("ip", "netns", "exec", nodes[0])) as arbiter:
+        played = player_of(job_build_dir, library)(
+            *chain.from_iterable(places),
+            *at(call, cut),
+            environment=two_nodes.by_arbiter(f"{ADDRESSES[0]}:{arbiter.port}") | OFTEN,
+            release="2.30",
+            ranks=8,
+            nodes=2,
+            comms=2,
+            lifetime=1000,
+            rate=1000,
+            calls=4000,
+            deadline=60,
+        )
+    assert all(comm.generations_acted > 0 for comm in played.communicators), played.log
+    assert any(comm.switches for comm in played.communicators) == (library == ADAPTIVE_NAME)

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from dynamiccl.collect.calls import FLAG_PROBE
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import PluginIndex
+from tests.cluster.slurm import wait_until
 from tests.serve.brains import FIRST_BIN, NUM_BINS, HintPolicy, make_artifact
 from tests.serve.jobs.arbiter import arbiter_of
 from tests.serve.jobs.conftest import Adaptive
@@ -28,9 +28,12 @@ from tests.serve.jobs.thinking import (
     answering,
     counting,
     in_this_process,
+    look,
+    metrics_of,
+    ranks_in,
+    records_of,
     table_field,
 )
-from tests.serve.jobs.watching import look, metrics_of, ranks_in, records_of
 
 NO_PROBES: Final = {"DYNAMICCL_PROBE_CALLS": "0"}
 #: A few questions again and again, so that there are enough times of each; a record is a call.
@@ -81,27 +84,25 @@ def test_a_new_artifact_acts_at_the_next_stop(play_adaptive: Adaptive, four_rank
     assert [comm.switches for comm in played.communicators] == [1] * 5
 
 
-def spoil(artifact: Path, what: str) -> None:
-    index = artifact / "plugin.index"
-    if what == "a table":
-        for path in artifact.rglob("*.dct"):
-            path.write_bytes(path.read_bytes()[:-1] + b"\0")
-    elif what == "format":
-        index.write_text("dynamiccl-index\t99\n")
-    elif what == "machine":  # the system's name is another one's now
-        index.write_text(index.read_text().replace(GPU, "NVIDIA Other GPU"))
-    elif what == "nothing":
-        for path in artifact.rglob("*.*"):
-            path.unlink()
-    else:
-        index.chmod(0o666)
+#: How an artifact and its index are spoilt.
+SPOILT: Final[dict[str, Callable[[Path, Path], object]]] = {
+    "a table": lambda artifact, _: [
+        path.write_bytes(path.read_bytes()[:-1] + b"\0") for path in artifact.rglob("*.dct")
+    ],
+    "format": lambda _, index: index.write_text("dynamiccl-index\t99\n"),
+    # The system's name is another one's now.
+    "machine": lambda _, index: index.write_text(index.read_text().replace(GPU, "NVIDIA Other")),
+    "nothing": lambda artifact, _: [*map(Path.unlink, artifact.rglob("*.*"))],
+    "open to all": lambda _, index: index.chmod(0o666),
+}
 
 
-@pytest.mark.parametrize("what", ["a table", "format", "machine", "nothing", "open to all"])
+@pytest.mark.parametrize("what", SPOILT)
 def test_a_bad_artifact_is_refused_and_the_old_one_stays(
     what: str, play_adaptive: Adaptive, four_ranks: Setting
 ) -> None:
-    spoil(four_ranks.other_artifact, what)
+    artifact = four_ranks.other_artifact
+    SPOILT[what](artifact, artifact / "plugin.index")
     played = play_adaptive(four_ranks, *at(1000, swap(four_ranks)), leader=NO_PROBES, **JOB)
     assert (played.acted, played.switches) == (played.calls, 0)
 
@@ -252,7 +253,7 @@ def test_a_brain_that_goes_leaves_the_table_in_force_and_ends_with_the_arbiter(
     assert played.asked_longest_ms < 1000
     started = pid.read_text().split()
     assert (len(started) > 1) == (signal == "KILL")  # the next question has another one
-    wait_until(lambda: not Path("/proc", started[-1]).exists())
+    wait_until(lambda: not Path("/proc", started[-1]).exists(), "the brain is gone")
 
 
 @pytest.mark.parametrize("thinks", [False, True])
@@ -273,15 +274,8 @@ def test_an_arbiter_ends_with_its_job_once_a_brain_was_asked(
             assert ("the brain's" in played.log) != thinks
             launcher.kill()
             launcher.wait()
-            wait_until(lambda: not arbiter.processes(), limit_s=3)
-    wait_until(lambda: not Path("/proc", pid.read_text().strip()).exists())
-
-
-def wait_until(is_so: Callable[[], bool], limit_s: float = 10) -> None:
-    until = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+            wait_until(lambda: not arbiter.processes(), "the arbiter is gone", 3)
+    wait_until(lambda: not Path("/proc", pid.read_text().strip()).exists(), "so is its brain")
 
 
 def test_the_artifacts_policy_decides(

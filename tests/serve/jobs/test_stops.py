@@ -11,22 +11,36 @@ from dynamiccl.libraries import ADAPTIVE_NAME
 from tests.serve.jobs.arbiter import REPLY_BYTES, Between, arbiter_of
 from tests.serve.jobs.conftest import Adaptive
 from tests.serve.jobs.play import ALL, at, every, on_rank
-from tests.serve.jobs.setting import Setting, make_setting
+from tests.serve.jobs.setting import Setting
 
 JOB: Final[dict[str, Any]] = {"release": "2.30", "ranks": 4, "rate": 4000, "calls": 6000}
 
 
-@pytest.mark.parametrize(("release", "nodes"), [("2.28", 1), ("2.30", 2)])
+@pytest.mark.parametrize(
+    ("options", "named", "least"),
+    [
+        ((), {"release": "2.28"}, 4),
+        ((), {"nodes": 2}, 4),
+        # From call 10 on all that is asked about is captured: so is the call of each stop. What a
+        # graph replays is not counted.
+        (every(5, "capture=5,2", rank=ALL), {"max_group": 1}, 0),
+        ((), {"comms": 2, "opposite": 1, "run_ahead": 256}, 1),
+    ],
+    ids=["one-node", "two-nodes", "captured", "opposite-order"],
+)
 def test_probes_switch_there_and_back(
-    release: str, nodes: int, play_adaptive: Adaptive, tmp_path: Path
+    options: tuple[str, ...],
+    named: dict[str, Any],
+    least: int,
+    play_adaptive: Adaptive,
+    two_nodes: Setting,
 ) -> None:
     """NCCL's own choice for a moment, again and again; the table is there from call 0."""
-    setting = make_setting(tmp_path, num_ranks=4, num_nodes=nodes)
-    played = play_adaptive(setting, **JOB | {"release": release, "nodes": nodes})
-    (world,) = played.communicators
-    assert world.first_acted == 0
-    assert world.switches >= 4, played
-    assert played.acted < played.calls
+    played = play_adaptive(two_nodes, *options, **JOB | named)
+    assert 0 < played.acted < played.calls
+    for comm in played.communicators:
+        assert comm.first_acted == 0
+        assert comm.switches >= least, played
 
 
 NO_PROFILER: Final = {"NCCL_PROFILER_PLUGIN": None}
@@ -89,22 +103,6 @@ def test_what_makes_counts_differ_splits_nothing(
 ) -> None:
     """All calls are equal: nothing but NCCL's marks tells one from the next."""
     play_adaptive(four_ranks, *what, pattern=1, **JOB)
-
-
-def test_a_capture_at_the_stop_is_switched_as_any_call(
-    play_adaptive: Adaptive, four_ranks: Setting
-) -> None:
-    """From call 10 on all that is asked about is captured: so is the call of each stop."""
-    captures = every(5, "capture=5,2", rank=ALL)
-    played = play_adaptive(four_ranks, *captures, max_group=1, **JOB)
-    assert 0 < played.acted < played.calls, played
-
-
-def test_communicators_in_opposite_order_both_switch(
-    play_adaptive: Adaptive, four_ranks: Setting
-) -> None:
-    played = play_adaptive(four_ranks, comms=2, opposite=1, run_ahead=256, **JOB)
-    assert all(comm.switches > 0 for comm in played.communicators), played
 
 
 @pytest.mark.parametrize(("lifetime", "calls"), [(1, 60), (1500, 6000)])

@@ -197,7 +197,9 @@ def test_what_comes_of_two_disjoint_shrinks_abstains(
 
 def test_a_communicator_grows(inits: Inits, four_ranks: Setting) -> None:
     """Ranks that were in none before, in processes whose tuner has just been loaded, are in it."""
-    found = inits(grown(four_ranks), ranks=6, processes=3, rounds=2, grow=2)
+    artifact = write_artifact(four_ranks.root / "grown", FIRST, [(1, 4), (1, 6)])
+    environment = four_ranks.environment() | prepared(artifact)
+    found = inits(environment, ranks=6, processes=3, rounds=2, grow=2)
     assert (found["tables"], found["abstained"], found["failed"]) == (4 + 6, 0, 0)
 
 
@@ -208,12 +210,6 @@ def test_other_communicators_do_not_wait_for_one_whose_rank_is_late(
     environment = four_ranks.environment()
     found = inits(environment, ranks=4, processes=2, rounds=3, at_once=1, late=2000)
     assert (found["tables"], found["failed"], found["before_the_late"]) == (12, 0, 2)
-
-
-def grown(setting: Setting) -> dict[str, str]:
-    """With tables of four and of six ranks."""
-    artifact = write_artifact(setting.root / "grown", FIRST, [(1, 4), (1, 6)])
-    return setting.environment() | prepared(artifact)
 
 
 @pytest.mark.parametrize("static_kib", [224, 240])
@@ -235,25 +231,11 @@ def test_what_is_left_of_a_jobs_former_round_has_communicators_of_its_own(
     play_tuner: Player, four_ranks: Setting
 ) -> None:
     """Under one job id, but with ids of communicators that NCCL drew anew."""
-    rounds = [
-        four_ranks.environment(),
-        four_ranks.environment() | prepared(four_ranks.other_artifact),
-    ]
+    former = four_ranks.environment()
+    rounds = [former, former | prepared(four_ranks.other_artifact)]
     with ThreadPoolExecutor() as pool:
-        played = list(
-            pool.map(
-                lambda chosen: play_tuner(environment=chosen, comms=4, **SHORT),
-                rounds,
-            )
-        )
-    for each in played:
-        assert_table_from_call_0(each)
-
-
-@pytest.mark.parametrize("rounds", [100, pytest.param(1000, marks=pytest.mark.soak)])
-def test_communicators_come_and_go(rounds: int, inits: Inits, four_ranks: Setting) -> None:
-    found = inits(four_ranks.environment(), ranks=2, processes=2, rounds=rounds)
-    assert (found["tables"], found["failed"]) == (2 * rounds, 0)
+        for played in pool.map(lambda own: play_tuner(environment=own, comms=4, **SHORT), rounds):
+            assert_table_from_call_0(played)
 
 
 @pytest.mark.parametrize("by_arbiter", [False, True], ids=["word", "arbiter"])

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -13,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.serve.jobs.arbiter import REPLIES, VOTES, Arbiter, Between
+from tests.serve.jobs.arbiter import Arbiter, Between
 from tests.serve.jobs.conftest import Inits
 from tests.serve.jobs.setting import Setting, make_setting
 
@@ -222,36 +221,3 @@ def test_who_has_confirmed_and_never_hears_fails_within_the_answer_limit(
     assert found["said"].count(lost) == asked
     assert 3000 <= found["longest_ms"] < 15_000
     assert found["bound_wrongly"] == 0 or os.cpu_count() == 1
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_random_creation_is_alike_on_all_ranks(
-    seed: int, inits: Inits, tmp_path: Path, arbiter: Start
-) -> None:
-    """A communicator whose ranks, arbiter or network meet with something: all alike, none fails."""
-    drawn = random.Random(seed)
-    ranks = drawn.randint(2, 6)
-    options: dict[str, Any] = {"ranks": ranks, "processes": drawn.randint(1, ranks)}
-    if drawn.random() < 0.3:
-        options["kill_at"] = drawn.randint(0, 8)
-    if drawn.random() < 0.2:
-        options["late"] = drawn.choice([1, 20, 1500])
-    setting = make_setting(tmp_path, num_ranks=ranks)
-    if drawn.random() < 0.3:
-        found = inits(setting.environment() | SHORT_LIMIT, **options)
-    else:
-        started = arbiter(setting, limit_ms=LIMIT_MS)
-        when = drawn.choice(["", *VOTES.values(), *REPLIES.values()])
-        seconds = drawn.uniform(0, 1.5)
-        losses: list[Callable[[Between], None]] = [
-            lambda _: started.kill_worker(),
-            lambda _: started.stop_for(seconds),
-            lambda between: between.disturb("close", seconds),
-            lambda between: between.disturb("swallow", seconds),
-        ]
-        happens = drawn.sample(losses, drawn.randint(0, 3))
-        with Between(started.port, lambda b: [lose(b) for lose in happens], when) as between:
-            found = inits(setting.by_arbiter(between.address) | SHORT_LIMIT, **options)
-    setting.sweep()
-    assert found["failed"] == 0, found
-    assert 0 in (found["tables"], found["abstained"]), found
