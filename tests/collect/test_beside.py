@@ -16,20 +16,12 @@ from typing import Final
 
 import pytest
 
-from dynamiccl.collect.launch import NcclTestsRunner, read_rows
+from dynamiccl.collect.launch import read_rows
 from dynamiccl.collect.nccl_tests import ImportOptions, read_file
 from dynamiccl.collect.output import FileReport
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.errors import DynamicclError, MachineError, OutputError
-from tests.collect.benchmark.stand_in import (
-    ROOT,
-    feasible,
-    rows,
-    run,
-    site,
-    sweep,
-    wanted,
-)
+from tests.collect.benchmark.stand_in import ROOT, Lab, sweep, wanted
 
 torch = pytest.importorskip("torch", reason="torch is not installed: nothing was checked")
 
@@ -157,15 +149,12 @@ def beside_products(**keys: str) -> Sweep:
     )
 
 
-def test_sweep_has_both_sides_of_each_config(tmp_path: Path, sweep_path: Path) -> None:
-    summary = run(beside_products(), tmp_path, sweep_path)
-    assert summary["ended"] == "done"
-    found = rows(tmp_path)
+def test_sweep_has_both_sides_of_each_config(lab: Lab) -> None:
+    assert lab.run(beside_products())["ended"] == "done"
+    found = lab.rows
     # Of each size two configs, and NCCL's own twice in the plugin's process and twice without it.
-    assert set(found["status"]) == {"ok"}
-    assert set(found["source"]) == {"beside"}
-    assert (found["interference_kind"] == "matmul").all()
-    assert set(found["interference_level"]) == {96.0}
+    told = ("status", "source", "interference_kind", "interference_level")
+    assert found.select(told).unique().rows() == [("ok", "beside", "matmul", 96.0)]
     forced = wanted(found)
     assert forced.height == 2 * 2
     assert forced["verified"].all()
@@ -193,9 +182,8 @@ def test_what_pytorch_does_not_run_is_refused_before_anything_runs(
     keys: dict[str, str], said: str, tmp_path: Path
 ) -> None:
     made = beside_products(**keys, algorithms="[]", launcher='{ kind = "mpirun" }')
-    runner = NcclTestsRunner(made.file, site(made, tmp_path, None))
     with pytest.raises(DynamicclError, match=said):
-        runner.check(feasible(made))
+        Lab(tmp_path, None).check(made)
 
 
 @pytest.mark.parametrize(("kind", "lacks"), [("matmul", "torch"), ("persistent-matmul", "triton")])
@@ -209,7 +197,7 @@ def test_package_that_is_not_there_is_told_before_anything_runs(
 
     def check(launcher: str) -> None:
         made = sweep(algorithms="[]", interference=table, launcher=launcher)
-        NcclTestsRunner(made.file, site(made, tmp_path, None)).check(feasible(made))
+        Lab(tmp_path, None).check(made)
 
     with pytest.raises(MachineError, match=rf"'{kind}' runs {lacks}, .*install '\.\[train\]'"):
         check('{ kind = "local" }')

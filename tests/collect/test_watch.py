@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from dynamiccl.collect import nodes as watching
-from dynamiccl.collect.launch import NcclTestsRunner
 from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.collect.nodes import (
     MAX_GAP_S,
@@ -25,12 +24,9 @@ from dynamiccl.collect.nodes import (
     watch_health,
 )
 from dynamiccl.collect.on_node import HELLO, SAMPLER_ARGV, SLOWED, read_port
-from dynamiccl.collect.run import run_sweep
-from dynamiccl.collect.strategies import make_strategy
-from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import comparable, usable
 from tests.collect import sysfs
-from tests.collect.benchmark.stand_in import site, sweep
+from tests.collect.benchmark.stand_in import Lab, sweep
 from tests.collect.live_processes import PATIENCE_S, await_true, is_running
 from tests.fakes.nvml.build import fake_nvml_env
 
@@ -192,13 +188,10 @@ def test_verdicts_on_a_slow_machine_reach_the_data(
     # That it is slow is known without the reading after the end.
     machine.setattr(watching, "_NEXT_READING_S", 0.0)
     small = {"sizes": '{ min = "1M", max = "2M" }', "algorithms": "[]", "cycles": "1"}
-    made = sweep(**small, runner="{ read_back = false }")
-    where, facts = site(made, tmp_path, None), ask_nodes(LOCAL, 1, {})
+    made, lab = sweep(**small, runner="{ read_back = false }"), Lab(tmp_path, None)
     with watch_health(LOCAL, 1) as health:
-        runner = NcclTestsRunner(made.file, where, health=health, facts=facts)
-        strategy = make_strategy(made.file, made.trials)
-        run_sweep(made, strategy, runner, where.out, resume=False)
-    rows = store.read(where.out)
+        lab.run(made, health=health, facts=ask_nodes(LOCAL, 1, {}))
+    rows = lab.rows
     assert set(rows["status"]) == {"ok"}
     assert rows["throttled"].all()
     assert usable(rows).is_empty()
