@@ -16,7 +16,7 @@ from dynamiccl.nccl import Collective
 from tests.collect.calls.files import entry_bytes, header_bytes, record
 from tests.collect.parsed import imported
 from tests.collect.traces.made import Chrome, inspector_line
-from tests.collect.traces.test_import import dump_of_4_3
+from tests.collect.traces.test_traces import dump_of_4_3
 from tests.published import folder, published
 
 DATA = Path(__file__).parents[1] / "data"
