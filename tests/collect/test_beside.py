@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +26,6 @@ from tests.collect.benchmark.stand_in import ROOT, Lab, sweep, wanted
 
 torch = pytest.importorskip("torch", reason="torch is not installed: nothing was checked")
 
-KINDS: Final = ("matmul", "persistent-matmul")
 PROGRAM: Final = (sys.executable, "-m", "dynamiccl.collect.beside")
 MPIRUN: Final = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2")
 LIMIT_S: Final = 240
@@ -105,11 +105,7 @@ def test_a_product_has_ended_before_the_work_and_one_begins_behind_it() -> None:
     assert products.rate(marks) == pytest.approx(2e-12 * 64**3 / per_product)
     assert products.alone() > 0
 
-
-def test_failures_of_either_side_are_told() -> None:
-    from dynamiccl.collect.beside import Products
-
-    products = Products(64, torch.device("cpu"))
+    # Failures of either side are told.
     with pytest.raises(ZeroDivisionError):
         products.during(lambda: 1 / 0)
     products._product = partial(torch.mm, torch.zeros(2, 3), torch.zeros(2, 3))
@@ -167,23 +163,16 @@ def test_sweep_has_both_sides_of_each_config(lab: Lab) -> None:
         assert found[name].null_count() == found.height
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"collectives": '["AlltoAll"]'}, r"give AlltoAll:1x2\+matmul96 a sweep"),
-        ({"datatypes": '["f8e4m3"]'}, "nor f8; give AllReduce:1x2:f8e4m3"),
-        (
-            {"groups": '[{ num_nodes = 2, ranks_per_node = 2, split = "MOD 2" }]'},
-            "one communicator",
-        ),
-    ],
-)
-def test_what_pytorch_does_not_run_is_refused_before_anything_runs(
-    keys: dict[str, str], said: str, tmp_path: Path
-) -> None:
-    made = beside_products(**keys, algorithms="[]", launcher='{ kind = "mpirun" }')
-    with pytest.raises(DynamicclError, match=said):
-        Lab(tmp_path, None).check(made)
+def test_what_pytorch_does_not_run_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    split = '[{ num_nodes = 2, ranks_per_node = 2, split = "MOD 2" }]'
+    for key, value, said in (
+        ("collectives", '["AlltoAll"]', r"give AlltoAll:1x2\+matmul96 a sweep"),
+        ("datatypes", '["f8e4m3"]', "nor f8; give AllReduce:1x2:f8e4m3"),
+        ("groups", split, "one communicator"),
+    ):
+        made = beside_products(algorithms="[]", launcher='{ kind = "mpirun" }', **{key: value})
+        with pytest.raises(DynamicclError, match=said):
+            Lab(tmp_path, None).check(made)
 
 
 @pytest.mark.parametrize(("kind", "lacks"), [("matmul", "torch"), ("persistent-matmul", "triton")])
@@ -206,8 +195,7 @@ def test_package_that_is_not_there_is_told_before_anything_runs(
     check(f'{{ container = {{ runtime = "apptainer", image = "i.sif", mounts = [{mount}] }} }}')
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("level", ["0.5", "8", "4096.5", "1e6"])
-def test_level_is_the_edge_of_the_matrices(level: str, kind: str) -> None:
-    with pytest.raises(DynamicclError, match=f"the level of '{kind}' is the matrices' edge"):
-        beside_products(interference=f'[{{ kind = "{kind}", level = {level} }}]')
+def test_level_is_the_edge_of_the_matrices() -> None:
+    for kind, level in product(("matmul", "persistent-matmul"), ("0.5", "8", "4096.5", "1e6")):
+        with pytest.raises(DynamicclError, match=f"the level of '{kind}' is the matrices' edge"):
+            beside_products(interference=f'[{{ kind = "{kind}", level = {level} }}]')

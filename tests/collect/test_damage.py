@@ -13,7 +13,7 @@ import pytest
 from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.errors import DynamicclError, OutputError
 from dynamiccl.nccl import Collective
-from tests.collect.calls.files import entry_bytes, header_bytes, record
+from tests.collect.calls.test_import import entry_bytes, header_bytes, record
 from tests.collect.parsed import imported
 from tests.collect.traces.made import Chrome, inspector_line
 from tests.collect.traces.test_traces import dump_of_4_3
@@ -132,6 +132,7 @@ V3 = (DATA / "nccl_tests_v3.json").read_bytes()
         (b"Time (%),Avg (ns),Name\n9,5,k\n", "is a table of Nsight Systems: kernels without"),
         (V3[:700], r"not whole JSON: .* \(char \d+\) of 700"),
         (b'{"args":' + b"[" * 200_000, "x"),
+        (b"DC, something else", "is not a calls file"),
         (header_bytes()[:200], "ends at byte 200, within its header"),
         (header_bytes()[:-1] + b"?", "the checksum of its header is wrong"),
         (header_bytes(version=2), "version 2"),

@@ -120,8 +120,7 @@ FREE = ("hop_us", "slice_us", "channel_gbytes_per_s", "overlap")
 
 
 def fitted(folder: Path, file: SystemFile, *parts: list[dict[str, object]]) -> Fit:
-    store_of(folder, *parts)
-    return fit_system(file, folder)
+    return fit_system(file, store_of(folder, *parts))
 
 
 def ring(file: SystemFile) -> CellParameters:

@@ -257,13 +257,11 @@ class Dead(SimulatorRunner):
         if not self._is_dead(launch):
             self.begun.append(launch.id)
             return super().run(launch, progress)
-        rows = tuple(
-            (trial, (lost_row(trial_row(self._file, launch, trial), Status.FAILED, "gone"),))
-            for trial in launch.trials
-        )
         source = {"source": Source.SIMULATOR.value}
-        marked = tuple((trial, ({**row, **source},)) for trial, (row,) in rows)
-        return replace(launch, measured=marked, never_began="gone")
+        rows = (trial_row(self._file, launch, trial) | source for trial in launch.trials)
+        lost = ((lost_row(row, Status.FAILED, "gone"),) for row in rows)
+        measured = tuple(zip(launch.trials, lost, strict=True))
+        return replace(launch, measured=measured, never_began="gone")
 
 
 def test_what_never_begins_while_others_do_is_failed(tmp_path: Path) -> None:
@@ -305,41 +303,30 @@ def test_machine_that_went_marks_nothing(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_stop_leaves_what_was_set_aside_to_the_next_run(number: int, tmp_path: Path) -> None:
-    made = sweep(ONE)
-    progress = Progress()
+    made, progress, tried = sweep(ONE), Progress(), list[str]()
     progress.stopping = lambda: len(tried) >= number
-    tried: list[str] = []
-
-    def is_dead(launch: Launch) -> bool:
-        tried.append(launch.id)
-        return True
-
-    assert (
-        run(tmp_path, made, runner=Dead(made, is_dead), progress=progress)["ended"] == "interrupted"
-    )
+    gone = Dead(made, lambda launch: tried.append(launch.id) is None)
+    assert run(tmp_path, made, runner=gone, progress=progress)["ended"] == "interrupted"
     assert len(tried) == number
     run(tmp_path, made, resume=True)
     assert set(store.read(tmp_path)["status"]) == {"ok", "infeasible"}
 
 
-@pytest.mark.parametrize(
-    ("rows", "outcome"),
-    [
+def test_outcome_of_a_trial_is_read_from_its_rows() -> None:
+    halves: list[Row] = [{"time_us": 7.0, "in_place": True}, {"time_us": 5.0, "in_place": False}]
+    cases: list[tuple[list[Row], tuple[Any, ...]]] = [
         # The time is that of the out-of-place half, where there is one.
-        ([{"time_us": 7.0, "in_place": True}, {"time_us": 5.0, "in_place": False}], (5.0, True)),
-        ([{"time_us": 7.0, "in_place": True}], (7.0, True)),
+        (halves, (5.0, True)),
+        (halves[:1], (7.0, True)),
         # The time of GPUs that are not well is none, and no failure.
         ([{"time_us": 5.0, "throttled": True}], (None, True)),
         ([{"time_us": 5.0, "ecc_errors": 1}], (None, True)),
         ([{"time_us": 5.0}, {"time_us": 7.0, "status": "wrong_values"}], (None, False)),
         ([{"status": "timed_out"}], (None, False)),
         ([{"status": "infeasible"}], (None, False, True)),
-    ],
-)
-def test_outcome_of_a_trial_is_read_from_its_rows(
-    rows: list[dict[str, Any]], outcome: tuple[Any, ...]
-) -> None:
-    assert outcome_of("key", 3, rows) == Outcome("key", 3, *outcome)
+    ]
+    for rows, outcome in cases:
+        assert outcome_of("key", 3, rows) == Outcome("key", 3, *outcome)
 
 
 #: Runs the sweep in a process of its own for each step, which dies there: before a file is

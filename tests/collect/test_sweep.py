@@ -281,11 +281,7 @@ def test_hours_are_starts_and_the_simulators_times_of_every_call() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "rule"),
     [
-        (
-            "groups",
-            "[{ num_nodes = 64, ranks_per_node = 8 }]",
-            "no group of 64 x 8: the times of 32",
-        ),
+        ("groups", "[{ num_nodes = 64, ranks_per_node = 8 }]", "64 x 8: the times of 32 x 8"),
         ("collectives", '["AlltoAll"]', f"2 x 8: {LATENCY_US:g} us and {GBYTES_PER_S:g} GB/s"),
         ("algorithms", '["NVLS"]', "no NVLS Simple for AllReduce: NCCL's own choice runs there"),
     ],

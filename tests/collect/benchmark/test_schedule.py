@@ -86,8 +86,8 @@ def test_large_messages_have_longer_before_they_count_as_hung() -> None:
 def test_command_line_of_a_sweep_and_of_a_read_back() -> None:
     def line(mode: LaunchMode, made: Sweep = IN_NET) -> str:
         launch = launch_of(NET_TRIALS, mode)
-        grid = deal(launch)
-        return " ".join(arguments(["x_perf"], launch, grid, made.file, gpus=8, folder=WORK))
+        words = arguments(["x_perf"], launch, deal(launch), made.file, gpus=8, folder=WORK)
+        return " ".join(words)
 
     walk = "x_perf -b 1048576 -e 4194304 -f 2 -g 8"
     assert line(LaunchMode.SWEEP) == f"{walk} -n 5 -w 2 -c 1 -d float -N 9 -J /w/rows.json"
@@ -177,19 +177,13 @@ def leave(
     return folder
 
 
-@pytest.mark.parametrize(
-    ("state", "status", "reason"),
-    [
+def test_times_of_a_block_that_was_not_played_are_not_its_configs(tmp_path: Path) -> None:
+    for state, status, reason in (
         (BlockState.UNAVAILABLE, "infeasible", "NCCL's cost table has no such cell here"),
         (BlockState.MIXED, "failed", "the plugin did not play all calls of this block (MIXED)"),
-    ],
-)
-def test_times_of_a_block_that_was_not_played_are_not_its_configs(
-    state: BlockState, status: str, reason: str, tmp_path: Path
-) -> None:
-    verdicts, began = judge(LAUNCH, leave(tmp_path, [PLAYED, state, PLAYED]), 3)
-    assert verdicts == [FINE, {"status": status, "reason": reason}, FINE]
-    assert began
+    ):
+        found = judge(LAUNCH, leave(tmp_path, [PLAYED, state, PLAYED]), 3)
+        assert found == ([FINE, {"status": status, "reason": reason}, FINE], True)
     assert judge(LAUNCH, leave(tmp_path), 0) == ([], False)
     # Without a schedule the rows alone tell.
     assert [judge(PLAIN, tmp_path, rows) for rows in (0, 1)] == [([], False), ([{}], True)]

@@ -229,9 +229,7 @@ def test_records_that_cannot_be_are_rejected_with_their_lines(tmp_path: Path) ->
     assert (call["time_at_most_us"], call["sequence"], call["num_ranks"]) == (6.0, None, 2)
     report = found.reports[0]
     assert (report.num_rejected, [each.line for each in report.rejected]) == (8, [1, 2, 3, 4, 5])
-    assert {"missing, not known or out of range" in each.reason for each in report.rejected} == {
-        True
-    }
+    assert all("missing, not known or out of range" in each.reason for each in report.rejected)
 
 
 def test_the_same_record_twice_is_one_and_numbers_are_of_a_communicator(tmp_path: Path) -> None:
