@@ -97,12 +97,7 @@ def test_rows_of_unwell_gpus_are_in_no_verdict() -> None:
         assert only(slow, ring)["default_us"] is None
 
 
-def test_gain_is_over_the_untouched_default_and_not_over_that_under_our_plugin() -> None:
-    found = only(default(100.0), default(60.0, default_scope="profile"), forced("Ring", "LL", 80.0))
-    assert (found["best"], found["default_us"]) == ("Ring/LL", 100.0)
-
-
-def test_measured_noise_band_counts_before_that_of_repeats() -> None:
+def test_gain_is_over_the_untouched_default_beyond_the_measured_noise_or_that_of_repeats() -> None:
     pair = [default(100.0, aa_noise_band=0.3), default(150.0, repeat=1, aa_noise_band=0.3)]
     found = only(*pair, forced("Ring", "LL", 100.0, aa_noise_band=0.3))
     assert found["noise_band"] == 0.3
@@ -112,6 +107,9 @@ def test_measured_noise_band_counts_before_that_of_repeats() -> None:
     assert only(*repeats, forced("Ring", "LL", 50.0))["noise_band"] == 0.5
     unknown = only(default(100.0), forced("Ring", "LL", 99.0))
     assert (unknown["noise_band"], unknown["beyond_noise"]) == (None, True)
+    # Nor over the default under our plugin.
+    found = only(default(100.0), default(60.0, default_scope="profile"), forced("Ring", "LL", 80.0))
+    assert (found["best"], found["default_us"]) == ("Ring/LL", 100.0)
 
 
 def grid(system: str, **columns: Any) -> list[dict[str, Any]]:

@@ -78,11 +78,14 @@ def test_shipped_example_is_a_sweep_and_survives_being_written_down(path: Path) 
     assert parse_sweep(sweep_text(sweep.file), where="again").trials == sweep.trials
 
 
-def test_only_leaves_single_trials_of_the_grid() -> None:
+def test_single_trials_and_hosts_that_are_not_what_nccl_counts_as_nodes() -> None:
     keys = [f"AllReduce:4x8:{1 << 20}:{config}" for config in ("ABSTAIN", "Ring/LL")]
     sweep = parse(f"only = {keys}")
     assert [trial.key for trial in sweep.trials] == keys
     assert parse_sweep(sweep_text(sweep.file), where="again").trials == sweep.trials
+    setting = setting_of("num_nodes = 1, ranks_per_node = 72, num_hosts = 18")
+    assert (setting.hosts, setting.ranks_per_host, setting.num_ranks) == (18, 4, 72)
+    assert setting.key == "AllReduce:1x72:18hosts"
 
 
 def reasons(*changes: str) -> dict[str, str | None]:
@@ -123,12 +126,6 @@ def test_channel_count_and_chunk_size_0_are_auto() -> None:
 def setting_of(words: str) -> Setting:
     [setting] = {trial.setting for trial in parse(group(words)).trials}
     return setting
-
-
-def test_hosts_may_differ_from_what_nccl_counts_as_nodes() -> None:
-    setting = setting_of("num_nodes = 1, ranks_per_node = 72, num_hosts = 18")
-    assert (setting.hosts, setting.ranks_per_host, setting.num_ranks) == (18, 4, 72)
-    assert setting.key == "AllReduce:1x72:18hosts"
 
 
 def test_split_makes_communicators_of_one_shape() -> None:
@@ -214,7 +211,7 @@ def test_counts_of_a_small_grid_by_hand_and_their_lines() -> None:
     assert plan(strategy='{ kind = "random", share = 0.25 }')["measurements"] == 2 * 3 * (2 + 2)
 
 
-def test_what_cannot_run_is_left_out_with_its_reason_and_is_no_measurement() -> None:
+def test_what_cannot_run_is_left_out_and_a_release_that_run_refuses_is_told() -> None:
     found = plan(algorithms='["Ring", "NVLSTree"]', num_channels="[0]")
     assert found["infeasible"] == {
         "NVLSTree has no LL for AllReduce": 3,
@@ -227,17 +224,11 @@ def test_what_cannot_run_is_left_out_with_its_reason_and_is_no_measurement() -> 
     assert (none["feasible"], none["launches"], none["measurements"]) == (0, 0, 0)
     assert none["hours"] == 0
     assert make_plan(replace(made, trials=()))["launches"] == 0
-
-
-def test_a_release_that_run_refuses_is_told_before() -> None:
     old = plan(nccl_version='"2.18.1"')
     assert old["refused"].startswith("a sweep of configs needs NCCL 2.24")
     assert plan_lines(old)[-1].startswith("run refuses it, but with --runner simulator: a sweep")
     assert plan(nccl_version='"2.18.1"', algorithms="[]")["refused"] is None
     assert plan(nccl_version='"2.24.3"')["refused"] is None
-
-
-def test_a_group_far_beyond_the_model_has_no_plan() -> None:
     with pytest.raises(UserError, match="nothing is known of a group of 513 nodes"):
         plan(groups="[{ num_nodes = 513, ranks_per_node = 8 }]")
 

@@ -101,7 +101,7 @@ def test_stretch_is_judged_by_the_readings_around_it(
     assert health_of(heard, 1, begin_s, end_s)[column] is found
 
 
-def test_what_was_seen_counts_even_when_the_rest_is_not_known() -> None:
+def test_what_was_seen_counts_and_what_a_node_does_not_tell_is_unknown() -> None:
     died_hot = node(reading(0.0, [False]), reading(1.0, [True], [2]))
     assert health_of(died_hot, 1, 0.5, 50.0) == {**UNKNOWN, "throttled": True, "ecc_errors": 2}
     # One GPU of a node is enough; one that does not answer leaves the others unknown.
@@ -109,9 +109,6 @@ def test_what_was_seen_counts_even_when_the_rest_is_not_known() -> None:
     assert health_of(both, 1, 0.2, 0.8) == {**UNKNOWN, "throttled": True, "ecc_errors": 1}
     silent = node(*(reading(float(t), [False, None], [None, 0]) for t in range(3)))
     assert health_of(silent, 1, 0.5, 1.5) == UNKNOWN
-
-
-def test_bad_node_makes_the_stretch_bad_and_no_node_makes_it_unknown() -> None:
     fine = GOOD | slowed(False, False, host="n2")
     bad = node(reading(0.0, [False]), reading(1.0, [True], [3]), host="n3")
     assert health_of(fine, 2, 0.2, 0.8)["throttled"] is False

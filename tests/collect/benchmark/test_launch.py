@@ -279,7 +279,7 @@ def test_configs_without_a_plugin_that_can_play_them_are_refused(lab: Lab) -> No
         lab.check(sweep())
 
 
-def test_every_binary_is_found_and_a_collective_without_one_is_refused(
+def test_every_binary_is_found_here_or_where_a_mount_shows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = install_stand_in(tmp_path / "bin")
@@ -290,22 +290,16 @@ def test_every_binary_is_found_and_a_collective_without_one_is_refused(
         find_program(without, built, None)
     monkeypatch.setenv("PATH", f"{built}:/usr/bin:/bin")
     assert find_program(Collective.AllReduce, None, None) == str(built / "all_reduce_perf")
-
-
-def test_missing_binary_is_named_with_the_fix(tmp_path: Path) -> None:
-    (tmp_path / "all_reduce_perf").write_text("source")  # cannot be run
-    for directory in (tmp_path, tmp_path / "gone"):
-        said = f"no executable all_reduce_perf in {directory}; build nccl-tests .*--nccl-tests-dir"
-        with pytest.raises(MachineError, match=said):
-            find_program(Collective.AllReduce, directory, None)
-
-
-def test_benchmark_of_the_host_is_found_where_a_mount_shows_it(tmp_path: Path) -> None:
     mounts = (f"{tmp_path}:/mine",)
     container = ContainerSettings(runtime="apptainer", image="i.sqsh", mounts=mounts)
     built = tmp_path / "built"
     found = [find_program(Collective.Reduce, at, container) for at in (built, Path("/opt"), None)]
     assert found == ["/mine/built/reduce_perf", "/opt/reduce_perf", "reduce_perf"]
+    (tmp_path / "all_reduce_perf").write_text("source")  # cannot be run
+    for directory in (tmp_path, tmp_path / "gone"):
+        said = f"no executable all_reduce_perf in {directory}; build nccl-tests .*--nccl-tests-dir"
+        with pytest.raises(MachineError, match=said):
+            find_program(Collective.AllReduce, directory, None)
 
 
 #: Takes `exec --nv --bind A:B ... IMAGE` off, makes what is bound be there by links, notes the

@@ -140,14 +140,7 @@ def test_impossible_records_are_dropped_with_a_reason(tmp_path: Path) -> None:
     }
 
 
-def test_what_the_ring_lost_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "calls.dcc"
-    path.write_bytes(header_bytes() + entry_bytes(record(0, 0), 3) + entry_bytes(record(5, 0), 1))
-    _, summary = take(path, tmp_path / "out")
-    assert summary.files[0].remarks == ["4 calls were not recorded: the plugin's ring was full"]
-
-
-def test_torn_and_damaged_entries_are_named_and_cost_nothing_else(tmp_path: Path) -> None:
+def test_torn_damaged_and_lost_entries_are_named_and_cost_nothing_else(tmp_path: Path) -> None:
     path = write(tmp_path / "in", [record(i, 0) for i in range(5)])
     data = bytearray(path.read_bytes()[:-30])
     places = [HEADER.itemsize + number * ENTRY.itemsize for number in (1, 4)]
@@ -159,6 +152,10 @@ def test_torn_and_damaged_entries_are_named_and_cost_nothing_else(tmp_path: Path
         (str(path), f"the entry at byte {places[0]} is damaged"),
         (str(path), f"the entry at byte {places[1]} is torn after 50 bytes"),
     }
+    path = tmp_path / "calls.dcc"  # of a ring that was full
+    path.write_bytes(header_bytes() + entry_bytes(record(0, 0), 3) + entry_bytes(record(5, 0), 1))
+    _, summary = take(path, tmp_path / "lost")
+    assert summary.files[0].remarks == ["4 calls were not recorded: the plugin's ring was full"]
 
 
 MIB: Final = 1 << 20

@@ -181,14 +181,9 @@ def dump_of_4_3(records: int, *, announced: int, rank: int = 0) -> list[dict[str
     return [begin, *bare, {"proxy_trace": {"channel": 0}}]
 
 
-def test_in_4_3_records_belong_to_the_header_of_their_dump(tmp_path: Path) -> None:
-    lines = [*dump_of_4_3(4, announced=4), *dump_of_4_3(3, announced=3, rank=1)]
-    calls = calls_of(write_lines(tmp_path / "a.log", *lines)).sort("sequence")
-    assert calls["ranks_seen"].to_list() == [2, 2, 1]
-    assert calls["time_us"].to_list() == [5.0, 6.0, None]
-
-
-def test_a_dump_of_4_3_that_is_cut_off_is_named_with_file_and_line(tmp_path: Path) -> None:
+def test_records_of_4_3_belong_to_their_dump_and_one_cut_off_is_named(
+    tmp_path: Path,
+) -> None:
     alone = dump_of_4_3(3, announced=7)
     behind = [*dump_of_4_3(2, announced=5), *dump_of_4_3(2, announced=2, rank=1)]
     for lines, seen, said in ((alone, [1, 1], "5: {}, 4"), (behind, [2], "4: {}, 3")):
@@ -196,6 +191,10 @@ def test_a_dump_of_4_3_that_is_cut_off_is_named_with_file_and_line(tmp_path: Pat
         assert found.calls["ranks_seen"].to_pylist() == seen
         told = f"a.log:{said.format('the dump before is cut off')} records early"
         assert told in str(found.reports[0].failure)
+    lines = [*dump_of_4_3(4, announced=4), *dump_of_4_3(3, announced=3, rank=1)]
+    calls = calls_of(write_lines(tmp_path / "a.log", *lines)).sort("sequence")
+    assert calls["ranks_seen"].to_list() == [2, 2, 1]
+    assert calls["time_us"].to_list() == [5.0, 6.0, None]
 
 
 def test_what_is_no_call_costs_itself_alone(tmp_path: Path) -> None:
