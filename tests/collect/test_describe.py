@@ -1,6 +1,7 @@
 """What `describe` says of data, and its pictures: where which config is best, and by how much."""
 
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -194,13 +195,11 @@ def test_sizes_are_said_as_people_say_them() -> None:
     assert [*map(size_label, sizes)] == ["1023", "1.44K", "1000K", "1024K", "1.5G"]
 
 
-@pytest.mark.parametrize(
-    ("module", "extra"), [("matplotlib.figure", "plot"), ("scipy.optimize", "train")]
-)
 def test_without_a_package_the_fix_is_named(
-    module: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(SystemExit, match="4"):
-        cli.run(lambda: import_module(module))
-    assert f"pip install '.[{extra}]'" in capsys.readouterr().err
+    for module, extra in (("matplotlib.figure", "plot"), ("scipy.optimize", "train")):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(SystemExit, match="4"):
+            cli.run(partial(import_module, module))
+        assert f"pip install '.[{extra}]'" in capsys.readouterr().err

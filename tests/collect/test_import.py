@@ -58,20 +58,17 @@ def test_systems_file_sets_topology_and_name(tmp_path: Path) -> None:
     assert cells(rows[:1], *names) == [("short", 9.0, True, "efa", None)]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_wrong_systems_file(tmp_path: Path) -> None:
+    path = tmp_path / "systems.toml"
+    for text, message in (
         ("[systems.s]\nnvlink = 5", r"systems\.s: unknown key 'nvlink'.*known keys are name"),
         ('[systems.s]\nname = "a b"', "cannot be a directory name"),
         ('[systems.s]\nnvlinks_per_gpu = "4"', r"got '4'.*\[systems\.NAME\] with any of name, "),
         ("# \xe9", "is not TOML: .*save it as UTF-8"),
-    ],
-)
-def test_wrong_systems_file(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "systems.toml"
-    path.write_text(text, encoding="latin-1")
-    with pytest.raises(UserError, match=message):
-        load_systems(path)
+    ):
+        path.write_text(text, encoding="latin-1")
+        with pytest.raises(UserError, match=message):
+            load_systems(path)
 
 
 DATA = Path(__file__).parents[1] / "data"

@@ -154,25 +154,20 @@ def test_submitting_says_job_and_progress_again_and_again_until_it_is_done(
     assert len(played.asked("sbatch")) == 2
 
 
-@pytest.mark.parametrize(
-    ("line", "state"),
-    [
-        ("77|RUNNING|None|n[1-2]", "RUNNING on n[1-2]"),
-        ("77|PENDING|PartitionTimeLimit|", "PENDING (PartitionTimeLimit: more than its partition"),
-        ("77|REQUEUED|None|", "REQUEUED"),
-        ("77|A_STATE_OF_TOMORROW|None|", "A_STATE_OF_TOMORROW"),
-        *((f"77|{ended}|None|n1", None) for ended in ("COMPLETED", "NODE_FAIL", "TIMEOUT")),
-    ],
-)
-def test_a_job_is_alive_unless_its_state_is_known_to_be_the_end(
-    line: str, state: str | None, played: Played
-) -> None:
-    played.state(line)
-    found = batch.find(played.script)
-    assert found is None if state is None else found and found[1].startswith(state)
-    # Another script's job is none of ours.
-    played.state(line, script=Path("/elsewhere/s.sbatch"))
-    assert batch.find(played.script) is None
+def test_a_job_is_alive_unless_its_state_is_known_to_be_the_end(played: Played) -> None:
+    for line, state in (
+        ("RUNNING|None|n[1-2]", "RUNNING on n[1-2]"),
+        ("PENDING|PartitionTimeLimit|", "PENDING (PartitionTimeLimit: more than its partition"),
+        ("REQUEUED|None|", "REQUEUED"),
+        ("A_STATE_OF_TOMORROW|None|", "A_STATE_OF_TOMORROW"),
+        *((f"{ended}|None|n1", None) for ended in ("COMPLETED", "NODE_FAIL", "TIMEOUT")),
+    ):
+        played.state(f"77|{line}")
+        found = batch.find(played.script)
+        assert found is None if state is None else found and found[1].startswith(state)
+        # Another script's job is none of ours.
+        played.state(f"77|{line}", script=Path("/elsewhere/s.sbatch"))
+        assert batch.find(played.script) is None
 
 
 def test_the_jobs_number_is_the_last_that_has_a_line(played: Played) -> None:

@@ -131,19 +131,16 @@ def test_several_processes_and_collectives_that_are_not_known_are_refused(
     assert "'hypercube' is no collective of NCCL's" in found
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        (PRINTED.replace("Rank 3 Group", "Rank Group"), "the list of ranks is not complete"),
-        (PRINTED.replace("Rank 3 Group 0", "Rank 3 Group 1"), "several communicators"),
-        (PRINTED.replace("Rank 7", "Frank 7"), "7 would make busbw"),
-        (PRINTED.replace(RANKS, ""), "the output lists none; say --ranks, --nodes"),
-    ],
-)
-def test_ranks_that_the_output_does_not_tell_are_left_out(text: str, why: str) -> None:
-    output = parse(text)
-    assert not any(name in row for row in output.rows for name in ("num_ranks", "num_nodes"))
-    assert any(why in remark for remark in output.remarks)
+def test_ranks_that_the_output_does_not_tell_are_left_out() -> None:
+    for old, new, why in (
+        ("Rank 3 Group", "Rank Group", "the list of ranks is not complete"),
+        ("Rank 3 Group 0", "Rank 3 Group 1", "several communicators"),
+        ("Rank 7", "Frank 7", "7 would make busbw"),
+        (RANKS, "", "the output lists none; say --ranks, --nodes"),
+    ):
+        output = parse(PRINTED.replace(old, new))
+        assert not any(name in row for row in output.rows for name in ("num_ranks", "num_nodes"))
+        assert any(why in remark for remark in output.remarks)
 
 
 @pytest.mark.parametrize(
@@ -300,13 +297,13 @@ def test_runs_are_what_the_lines_around_them_say(shown: str, wanted: str, tmp_pa
     assert "; ".join(map(told, reversed(runs.values()))).replace("AllReduce ", "") == wanted
 
 
-@pytest.mark.parametrize(("name", "forced"), [("ar_tree_ll.log", None), ("tree.log", "Tree")])
-def test_forced_runs_that_only_the_name_of_the_file_tells_are_not_known(
-    name: str, forced: str | None, tmp_path: Path
-) -> None:
-    _, rows = imported(tmp_path / name, "\n".join(output(50)), algorithm=forced)
-    told = {(row["is_default"], row["requested_algorithm"]) for row in rows}
-    assert told == {(False, forced)}
+def test_forced_runs_that_only_the_name_of_the_file_tells_are_not_known(tmp_path: Path) -> None:
+    for name, forced in (("ar_tree_ll", None), ("tree", "Tree")):
+        (tmp_path / name).mkdir()
+        log = tmp_path / name / f"{name}.log"
+        _, rows = imported(log, "\n".join(output(50)), algorithm=forced)
+        found = {(row["is_default"], row["requested_algorithm"]) for row in rows}
+        assert found == {(False, forced)}
 
 
 def test_releases_that_contradict_each_other_are_not_filled_by_the_option(tmp_path: Path) -> None:

@@ -247,27 +247,18 @@ def test_asked_to_stop_it_keeps_the_rows_of_the_running_process(
     assert after.select(ONCE).unique().height == after.height
 
 
-TRAFFIC = {
-    "interference": '[{ kind = "traffic", level = 0.5 }]',
-    "launcher": '{ container = { runtime = "apptainer", image = "i.sif" } }',
-}
-CONGESTION = {"interference": '[{ kind = "congestion", level = 0.5 }]'}
-SPLIT = {"groups": '[{ num_nodes = 2, ranks_per_node = 4, split = "MOD 4" }]'}
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        (CONGESTION, "'congestion' cannot run"),
-        (TRAFFIC, "'traffic' cannot run here; choose from none, cpu, matmul"),
-        (SPLIT, "shares out processes, and launcher 'local'"),
-    ],
-)
-def test_what_cannot_be_measured_here_is_refused(
-    keys: dict[str, str], said: str, tmp_path: Path
-) -> None:
-    with pytest.raises(InvalidSweep, match=said):
-        Lab(tmp_path, None).check(sweep(algorithms="[]", **keys))
+def test_what_cannot_be_measured_here_is_refused(tmp_path: Path) -> None:
+    lab, inside = Lab(tmp_path, None), '{ container = { runtime = "apptainer", image = "i.sif" } }'
+    split = sweep(groups='[{ num_nodes = 2, ranks_per_node = 4, split = "MOD 4" }]')
+    congestion = sweep(interference='[{ kind = "congestion", level = 0.5 }]')
+    traffic = sweep(interference='[{ kind = "traffic", level = 0.5 }]', launcher=inside)
+    for made, said in (
+        (congestion, "'congestion' cannot run"),
+        (traffic, "'traffic' cannot run here; choose from none, cpu, matmul"),
+        (split, "shares out processes, and launcher 'local'"),
+    ):
+        with pytest.raises(InvalidSweep, match=said):
+            lab.check(made)
 
 
 def test_configs_without_a_plugin_that_can_play_them_are_refused(lab: Lab) -> None:

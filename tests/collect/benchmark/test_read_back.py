@@ -177,9 +177,8 @@ def ranks(groups: Callable[[int], int], hosts: str = "aaaabbbb") -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("split", "lines", "said"),
-    [
+def test_other_communicators_than_were_asked_for_are_told() -> None:
+    for split, lines, said in (
         ("MOD 4", ranks(lambda rank: rank % 4), None),
         ("", ranks(lambda _: 0), None),
         ("MOD 4", ranks(lambda rank: rank % 2), "4 ranks on 2 hosts"),
@@ -188,15 +187,11 @@ def ranks(groups: Callable[[int], int], hosts: str = "aaaabbbb") -> list[str]:
         ("MOD 4", ranks(lambda _: 0), "(8 ranks on 2 hosts); build it with MPI"),
         ("MOD 4", ranks(lambda rank: rank % 4, "abababab"), "node by node"),
         ("", ranks(lambda rank: rank % 4), "remove NCCL_TESTS_SPLIT from the environment"),
-    ],
-)
-def test_other_communicators_than_were_asked_for_are_told(
-    split: str, lines: list[str], said: str | None
-) -> None:
-    more = f', split = "{split}"' if split else ""
-    made = sweep(groups=f"[{{ num_nodes = 2, ranks_per_node = 4{more} }}]")
-    wrong = wrong_comms(made.trials[0].setting, lines)
-    assert wrong is None if said is None else said in str(wrong)
+    ):
+        more = f', split = "{split}"' if split else ""
+        made = sweep(groups=f"[{{ num_nodes = 2, ranks_per_node = 4{more} }}]")
+        wrong = wrong_comms(made.trials[0].setting, lines)
+        assert wrong is None if said is None else said in str(wrong)
 
 
 #: Of a block: two halves of a synchronising and a timed call.

@@ -132,42 +132,32 @@ def test_ranks_of_a_call_are_joined_and_the_least_is_its_time(tmp_path: Path) ->
     assert calls["timing_source"].to_list() == ["gpu", "cpu", "cpu"]
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "ours"),
-    [("NVLS_TREE", "NVLSTree"), ("TREE", "Tree"), ("HierarchicalDirect", None)],
-)
-def test_format_4_2_tells_algorithm_and_protocol_if_they_are_nccls(
-    algorithm: str, ours: str | None, tmp_path: Path
-) -> None:
-    told: dict[str, Any] = {"coll_algo": algorithm, "coll_proto": "SIMPLE"}
-    lines = [inspector_line(rank, 0, 5.0, version="v4.2", **told) for rank in (0, 1)]
-    found = read(write_lines(tmp_path / "a.log", *lines))
-    [call] = found.calls.to_pylist()
-    assert (call["actual_algorithm"], call["actual_protocol"]) == (ours, "Simple")
-    is_told = any("none of NCCL's" in each for each in found.reports[0].remarks)
-    assert is_told == (ours is None)
+def test_format_4_2_tells_algorithm_and_protocol_if_they_are_nccls(tmp_path: Path) -> None:
+    names = (("NVLS_TREE", "NVLSTree"), ("TREE", "Tree"), ("HierarchicalDirect", None))
+    for algorithm, ours in names:
+        told: dict[str, Any] = {"coll_algo": algorithm, "coll_proto": "SIMPLE"}
+        lines = [inspector_line(rank, 0, 5.0, version="v4.2", **told) for rank in (0, 1)]
+        found = read(write_lines(tmp_path / "a.log", *lines))
+        [call] = found.calls.to_pylist()
+        assert (call["actual_algorithm"], call["actual_protocol"]) == (ours, "Simple")
+        is_told = any("none of NCCL's" in each for each in found.reports[0].remarks)
+        assert is_told == (ours is None)
 
 
-@pytest.mark.parametrize(
-    ("told", "time_us", "size_bytes"),
-    [
+def test_a_part_of_one_rank_is_told_as_nccls_whole_buffer(tmp_path: Path) -> None:
+    for coll, num_ranks, size, algobw, time_us, whole in (
         # NVIDIA's own examples (plugins/profiler/inspector/README.md): bandwidth is of the whole.
-        (("ReduceScatter", 8, 2_147_483_648, 418.439467), 41_057, 8 * 2_147_483_648),
-        (("ReduceScatter", 32, 65_536, 19.065018), 110, 32 * 65_536),
-        (("AllGather", 8, 65_536, None), 110, 8 * 65_536),
-        (("AllReduce", 8, 1 << 34, 277.2), 61_974, 1 << 34),
+        ("ReduceScatter", 8, 2_147_483_648, 418.439467, 41_057, 8 * 2_147_483_648),
+        ("ReduceScatter", 32, 65_536, 19.065018, 110, 32 * 65_536),
+        ("AllGather", 8, 65_536, None, 110, 8 * 65_536),
+        ("AllReduce", 8, 1 << 34, 277.2, 61_974, 1 << 34),
         # Some dumps told the whole; one in MB/s says nothing.
-        (("AllGather", 4, 1 << 20, 10.48576), 100, 1 << 20),
-        (("AllGather", 4, 1 << 20, 0.0419), 100, 4 << 20),
-    ],
-)
-def test_a_part_of_one_rank_is_told_as_nccls_whole_buffer(
-    told: tuple[str, int, int, float | None], time_us: int, size_bytes: int, tmp_path: Path
-) -> None:
-    coll, num_ranks, size, algobw = told
-    line = inspector_line(0, 0, time_us, header={"n_ranks": num_ranks})
-    line["coll_perf"] |= {"coll": coll, "coll_msg_size_bytes": size, "coll_algobw_gbs": algobw}
-    assert calls_of(write_lines(tmp_path / "a.log", line))["size_bytes"].to_list() == [size_bytes]
+        ("AllGather", 4, 1 << 20, 10.48576, 100, 1 << 20),
+        ("AllGather", 4, 1 << 20, 0.0419, 100, 4 << 20),
+    ):
+        line = inspector_line(0, 0, time_us, header={"n_ranks": num_ranks})
+        line["coll_perf"] |= {"coll": coll, "coll_msg_size_bytes": size, "coll_algobw_gbs": algobw}
+        assert calls_of(write_lines(tmp_path / "a.log", line))["size_bytes"].to_list() == [whole]
 
 
 def dump_of_4_3(records: int, *, announced: int, rank: int = 0) -> list[dict[str, Any]]:
@@ -275,23 +265,17 @@ def test_a_kernel_has_its_own_arguments_or_those_of_what_launched_it(
     assert [call[name] for name in unknown] == [None] * 6
 
 
-@pytest.mark.parametrize(
-    ("name", "kernel", "elements", "size_bytes"),
-    [
-        ("_allgather_base", "ncclDevKernel_AllGather_RING_LL(args)", (10, 80), 320),
-        ("_reduce_scatter_base", "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL()", (80, 10), 320),
-        ("broadcast", "ncclDevKernel_Broadcast_RING_LL(args)", (10, 10), 40),
-        ("all_to_allv", "ncclDevKernel_SendRecv(args)", (80, 72), 320),
+def test_sizes_are_nccls_of_the_whole_buffer(tmp_path: Path) -> None:
+    for name, kernel, sent, received, size_bytes in (
+        ("_allgather_base", "ncclDevKernel_AllGather_RING_LL(args)", 10, 80, 320),
+        ("_reduce_scatter_base", "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL()", 80, 10, 320),
+        ("broadcast", "ncclDevKernel_Broadcast_RING_LL(args)", 10, 10, 40),
+        ("all_to_allv", "ncclDevKernel_SendRecv(args)", 80, 72, 320),
         # A collective that runs as another has no size.
-        ("allgather", "ncclDevKernel_Broadcast_RING_LL(args)", (10, 80), None),
-    ],
-)
-def test_sizes_are_nccls_of_the_whole_buffer(
-    name: str, kernel: str, elements: tuple[int, int], size_bytes: int | None, tmp_path: Path
-) -> None:
-    sent = {"In msg nelems": elements[0], "Out msg nelems": elements[1]}
-    told = {"Collective name": name, **sent}
-    assert one_call(tmp_path, kernel, told)["size_bytes"] == size_bytes
+        ("allgather", "ncclDevKernel_Broadcast_RING_LL(args)", 10, 80, None),
+    ):
+        told = {"Collective name": name, "In msg nelems": sent, "Out msg nelems": received}
+        assert one_call(tmp_path, kernel, told)["size_bytes"] == size_bytes
 
 
 @pytest.mark.parametrize("suffix", ["json", "json.gz"])
