@@ -48,7 +48,7 @@ def test_same_file_twice_is_taken_once(tmp_path: Path) -> None:
     assert (record["tool"], len(record["files"]["job7.log"])) == ("import", 64)
 
 
-def test_systems_file_sets_topology_and_name(tmp_path: Path) -> None:
+def test_systems_file_sets_topology_and_name_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
     systems = tmp_path / "systems.toml"
     systems.write_text(
         '[systems.s]\nname = "short"\ncompute_capability = 9.0\nnvswitch = true\nnic_kind = "efa"\n'
@@ -56,9 +56,6 @@ def test_systems_file_sets_topology_and_name(tmp_path: Path) -> None:
     _, rows = imported(tmp_path / "job7.log", LOG, systems_file=systems)
     names = ("system", "compute_capability", "nvswitch", "nic_kind", "cpu_vendor")
     assert cells(rows[:1], *names) == [("short", 9.0, True, "efa", None)]
-
-
-def test_wrong_systems_file(tmp_path: Path) -> None:
     path = tmp_path / "systems.toml"
     for text, message in (
         ("[systems.s]\nnvlink = 5", r"systems\.s: unknown key 'nvlink'.*known keys are name"),

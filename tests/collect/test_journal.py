@@ -53,30 +53,6 @@ def folder_of(out: Path) -> Path:
     return journal_folder(MADE, out)
 
 
-def test_what_was_committed_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
-    with journal(tmp_path) as first:
-        first.begin_round(TRIALS[:2])
-        first.commit(launch(0, default(1.0, timestamp=STAMP)), 1.5)
-        culprit = (TRIALS[1], {"status": "failed", "reason": "exit code 1"})
-        first.commit(launch(1, facts={"x": 1}, left=TRIALS[1:2], culprit=culprit), 0.25)
-    with journal(tmp_path) as second:
-        keys = [trial.key for trial in TRIALS[:2]]
-        assert second.rounds == [{"round": 0, "trials": [[key, 0, None] for key in keys]}]
-        assert list(second.launches) == ["l0", "l1"]
-        assert second.launches["l0"]["measured"][0][:2] == [keys[0], 0]
-        assert second.launches["l1"] == {
-            "launch": "l1",
-            "round": 0,
-            "mode": "sweep",
-            "seconds": 0.25,
-            "measured": [],
-            "left": [[keys[1], 0, None]],
-            "facts": {"x": 1},
-            "culprit": [keys[1], "failed", "exit code 1"],
-            "in_part": True,
-        }
-
-
 def test_segment_becomes_one_part_and_keeps_what_a_resume_asks_for(tmp_path: Path) -> None:
     with journal(tmp_path) as first:
         first.commit(launch(0, default(100.0, timestamp=STAMP), default(110.0, repeat=1)), 1)
@@ -136,7 +112,7 @@ def bands(*rows: dict[str, Any]) -> list[float | None]:
     return list(with_noise_band(measurements_table(rows))["aa_noise_band"].to_pylist())
 
 
-def test_band_is_how_much_nine_in_ten_pairs_of_defaults_differ() -> None:
+def test_band_is_how_much_nine_in_ten_pairs_of_usable_defaults_differ() -> None:
     rows = [default(100.0), default(103.0, repeat=1), forced("Ring", "LL", 50.0)]
     assert bands(*rows) == pytest.approx([0.03] * 3)
     # 100..104: ten pairs; the largest is 4 %, the ninth by size 3/101.
@@ -146,9 +122,7 @@ def test_band_is_how_much_nine_in_ten_pairs_of_defaults_differ() -> None:
     assert bands(default(1.0), default(2.0, default_scope="profile")) == [1.0, 1.0]
     assert with_noise_band(measurements_table([])).schema == MEASUREMENTS
     assert bands(default(None, status="failed")) == [None]
-
-
-def test_only_usable_defaults_of_one_setting_and_round_make_a_pair() -> None:
+    # Only usable ones of one setting and round make a pair.
     others: tuple[dict[str, Any], ...] = (
         *({"in_place": True}, {"status": "wrong_values"}, {"throttled": True}, {"round": 1}),
         *({"num_nodes": 2}, {"ranks_per_node": 4}, {"datatype": "half"}),

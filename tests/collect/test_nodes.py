@@ -110,15 +110,14 @@ class Answers(Nodes):
         return self._lines
 
 
-def test_nodes_are_asked_and_other_lines_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_nodes_are_asked_and_differences_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert ask_nodes(Answers("srun: step", f"0: {json.dumps(NODE)}", "", NODE), 2, {}) == FACTS
     assert caplog.text == ""
     assert ask_nodes(Answers("{torn", "{}", "7", NODE), 3, {}) == FACTS
     assert "only 1 of 3 nodes reported their facts" in caplog.text
     assert ask_nodes(Answers(), 1, {}) == {}
-
-
-def test_what_nodes_differ_in_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
     other = NODE | {"driver_version": "1.0", "nic_kind": None, "num_gpus": 4}
     found = ask_nodes(Answers(NODE, other), 2, {})
     assert found.keys() == FACTS.keys() - {"driver_version", "nic_kind", "num_gpus"}
@@ -165,7 +164,7 @@ def facts_by(folder: Path, **settings: object) -> dict[str, Any]:
     return found
 
 
-def test_nvml_says_what_the_gpus_are(fake_nvml: Path) -> None:
+def test_nvml_says_what_the_gpus_are_and_what_it_refuses_is_not_known(fake_nvml: Path) -> None:
     facts = facts_by(fake_nvml, gpus=8)
     wanted = {
         "nvml_error": None,
@@ -180,9 +179,6 @@ def test_nvml_says_what_the_gpus_are(fake_nvml: Path) -> None:
     }
     assert facts == facts | wanted
     assert facts.keys() - {"nvml_error", "num_gpus"} <= set(MEASUREMENTS.names)
-
-
-def test_what_nvml_refuses_is_not_known(fake_nvml: Path) -> None:
     # As a GPU without NVLink answers.
     denied = [f"nvmlDeviceGet{name}" for name in ("MigMode=4", "Name=4", "NvLinkState=3")]
     facts = facts_by(fake_nvml, deny=",".join(denied))

@@ -73,12 +73,9 @@ def script_of(*header: str) -> str:
     return batch_script(sweep(launcher=table), wanted, script_path(OUT, "grid"))
 
 
-def test_the_whole_script() -> None:
+def test_the_whole_script_and_lines_that_are_no_option_or_ask_for_an_array() -> None:
     assert script_of("--time=02:00:00", "#SBATCH --gpus-per-node=8") == WHOLE
     assert script_path(OUT, "h100 night/1") == OUT / ".slurm" / "h100-night-1.sbatch"
-
-
-def test_a_line_that_is_no_option_or_asks_for_an_array_is_refused() -> None:
     for line in (
         *("time=1", "module load nccl", "--a\nrm -rf /", "-a 1", "--array=1-4"),
         *("--ar 1", "--arr=1-2", "--arra=1-2"),  # getopt takes what is unambiguous

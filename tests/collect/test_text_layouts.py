@@ -253,22 +253,23 @@ def test_a_run_that_failed_before_its_first_row_is_told(tmp_path: Path) -> None:
     assert list(dict.fromkeys(found)) == [("NVLS", 4, "failed"), ("Ring", 4, "ok")]
 
 
-def test_settings_that_the_shell_and_nccl_say_otherwise_are_not_known(tmp_path: Path) -> None:
+def test_what_shell_and_nccl_say_is_of_its_run_or_not_known(
+    tmp_path: Path,
+) -> None:
     info = "n1:77:77 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n# Using devices"
     text = (CASES / "export_persists.log").read_text().replace("# Using devices", info, 1)
     summary, rows = imported(tmp_path / "two.log", text)
     told = [(r["is_default"], r["requested_algorithm"], r["launch_profile"]) for r in rows]
     assert told == [(False, None, "algo=?")] * 2 + [(False, "Tree", "default")] * 2
     assert any("NCCL_ALGO cannot be read, or is two" in x for x in summary.files[0].remarks)
-
-
-def test_what_nccl_says_between_two_runs_is_of_the_second(tmp_path: Path) -> None:
+    # What is said between two runs is of the second.
     first, second = (CASES / "export_persists.log").read_text().rsplit("$ ./all", 1)
     header = second.split("\n", 1)[1]
     destroyed = "n1:7:7 [0] NCCL INFO comm 0x1 rank 0 nranks 4 - Destroy COMPLETE\n"
     first = first.replace("# Using", "NCCL version 2.26.2\n# Using")
     text = f"{first}{destroyed}NCCL version 2.27.3+cuda12.4\n{header}"
-    _, rows = imported(tmp_path / "releases.log", text)
+    (between := tmp_path / "between").mkdir()
+    _, rows = imported(between / "two.log", text)
     found = [(row["nccl_version"], row["time_us"]) for row in rows if not row["in_place"]]
     assert found == [("2.26.2", 80.0), ("2.27.3", 81.0)]
 

@@ -327,6 +327,16 @@ def test_steps_tell_what_covers_communication(tmp_path: Path) -> None:
     assert found.steps["step"].to_pylist() == [5, 6]
     assert found.calls["exposed_us"].to_pylist() == [100.0]
     assert found.calls["compute_ratio"].to_pylist() == [0.5]  # 100 of compute from its begin on
+    # Without steps it is one.
+    chrome = Chrome()
+    chrome.compute(100.0, 50.0)
+    # Compute of another GPU hides nothing.
+    chrome.event("kernel", "gemm", 190.0, 60.0, device=1, correlation=-5)
+    chrome.collective(200.0, 50.0)
+    found = read(chrome.write(tmp_path / "trace.json"))
+    [step], [call] = found.steps.to_pylist(), found.calls.to_pylist()
+    assert (step["step"], step["step_us"], step["idle_us"]) == (0, 150.0, 40.0)
+    assert (call["step"], call["exposed_us"]) == (0, 50.0)
 
 
 STEPPED = "the last calls of a step have no compute but that beside them"
@@ -379,18 +389,6 @@ def test_compute_beside_calls(case: str, tmp_path: Path) -> None:
     assert found == pytest.approx(expected, abs=0.002)
 
 
-def test_a_trace_without_steps_is_one(tmp_path: Path) -> None:
-    chrome = Chrome()
-    chrome.compute(100.0, 50.0)
-    # Compute of another GPU hides nothing.
-    chrome.event("kernel", "gemm", 190.0, 60.0, device=1, correlation=-5)
-    chrome.collective(200.0, 50.0)
-    found = read(chrome.write(tmp_path / "trace.json"))
-    [step], [call] = found.steps.to_pylist(), found.calls.to_pylist()
-    assert (step["step"], step["step_us"], step["idle_us"]) == (0, 150.0, 40.0)
-    assert (call["step"], call["exposed_us"]) == (0, 50.0)
-
-
 @pytest.mark.parametrize(("name", "collective", "asks"), INPUTS["kernels"])
 def test_a_kernel_says_what_it_does_and_whether_nccl_asked_a_tuner(
     name: str, collective: str, asks: object
@@ -401,7 +399,7 @@ def test_a_kernel_says_what_it_does_and_whether_nccl_asked_a_tuner(
     assert ("-" if kind[0] is None else kind[0].wire) == collective
 
 
-def test_one_rank_alone_asks_no_tuner_and_a_shortened_list_is_taken_from_the_groups(
+def test_one_rank_asks_no_tuner_and_groups_have_what_the_job_has(
     tmp_path: Path,
 ) -> None:
     for world, asks in ((1, False), (64, True)):
@@ -409,6 +407,14 @@ def test_one_rank_alone_asks_no_tuner_and_a_shortened_list_is_taken_from_the_gro
         chrome.collective(100.0, 5.0, told={"Process Group Ranks": "[0, 1, 2, ..., 63]"})
         [call] = calls_of(chrome.write(tmp_path / "t.json")).to_dicts()
         assert (call["asks_tuner"], call["group_ranks"]) == (asks, [*range(world)])
+    # Nodes that the caller knows hold for groups of the whole job.
+    chrome = Chrome(world=4)
+    chrome.collective(100.0, 5.0)
+    told = {"Group size": 2, "Process Group Name": "7", "Process Group Ranks": "[0, 2]"}
+    chrome.collective(200.0, 5.0, told=told)
+    path = chrome.write(tmp_path / "t.json")
+    assert calls_of(path, num_nodes=2)["num_nodes"].to_list() == [2, None]
+    assert calls_of(path, num_nodes=1)["num_nodes"].to_list() == [1, 1]
 
 
 def test_a_damaged_trace_is_refused_with_the_line(tmp_path: Path) -> None:
@@ -423,13 +429,3 @@ def test_a_damaged_trace_is_refused_with_the_line(tmp_path: Path) -> None:
         path.write_text(damaged)
         with pytest.raises(CorruptFile, match=rf"t\.json is damaged, .* line {line} .*; copy"):
             read(path)
-
-
-def test_nodes_that_the_caller_knows_hold_for_groups_of_the_whole_job(tmp_path: Path) -> None:
-    chrome = Chrome(world=4)
-    chrome.collective(100.0, 5.0)
-    told = {"Group size": 2, "Process Group Name": "7", "Process Group Ranks": "[0, 2]"}
-    chrome.collective(200.0, 5.0, told=told)
-    path = chrome.write(tmp_path / "t.json")
-    assert calls_of(path, num_nodes=2)["num_nodes"].to_list() == [2, None]
-    assert calls_of(path, num_nodes=1)["num_nodes"].to_list() == [1, 1]
