@@ -86,9 +86,9 @@ def test_log_says_which_tuner_is_used_and_what_is_set() -> None:
     ):
         assert log(f"TUNER/Plugin: {said}").settings.get("--tuner") == name
     # What it says in two ways is not believed.
-    said = [f"NCCL_ALGO set by environment to {name}" for name in ("Ring", "Tree")]
-    assert log(said[0]).settings == {"NCCL_ALGO": "Ring"}
-    assert log(*said).settings == {"NCCL_ALGO": None}
+    both = [f"NCCL_ALGO set by environment to {name}" for name in ("Ring", "Tree")]
+    assert log(both[0]).settings == {"NCCL_ALGO": "Ring"}
+    assert log(*both).settings == {"NCCL_ALGO": None}
 
 
 #: In place of lines that a benchmark printed.

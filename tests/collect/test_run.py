@@ -63,10 +63,6 @@ def figures(out: Path, columns: Sequence[str] = COLUMNS) -> list[tuple[object, .
     return sorted(store.read(out).select(columns).rows(), key=str)
 
 
-def parts(out: Path) -> list[Path]:
-    return store.part_paths(out)
-
-
 class Interrupted(Exception):
     """Ends a sweep as a crash would."""
 
@@ -109,20 +105,20 @@ def test_every_pick_is_a_row_and_each_round_a_part(tmp_path: Path) -> None:
     lost = rows.filter(pl.col("status") == "infeasible")
     assert set(lost["reason"]) == {"NVLSTree has no LL for AllReduce", "AllGather has no NVLSTree"}
     assert rows["source"].unique().to_list() == ["simulator"]
-    assert len(parts(tmp_path)) == 3
-    assert all(pl.read_parquet(path)["run"].n_unique() == 1 for path in parts(tmp_path))
+    assert len(store.part_paths(tmp_path)) == 3
+    assert all(pl.read_parquet(path)["run"].n_unique() == 1 for path in store.part_paths(tmp_path))
 
 
 def test_what_does_not_fit_the_journal_is_refused_and_left_alone(tmp_path: Path) -> None:
     whole = sweep()
     run(tmp_path / "a", Sweep(whole.file, whole.text, whole.trials[:2]))
-    before = parts(tmp_path / "a")
+    before = store.part_paths(tmp_path / "a")
     path = tmp_path / "a" / ".journal" / "system=sim" / "sweep=grid" / "sweep.json"
     # Rounds of it may have tried failures again.
     path.write_text(json.dumps({**json.loads(path.read_text()), "layout": "5"}))
     with pytest.raises(UserError, match=r"another trials, layout .*another release began it"):
         run(tmp_path / "a", resume=True)
-    assert parts(tmp_path / "a") == before
+    assert store.part_paths(tmp_path / "a") == before
     (tmp_path / "b").mkdir()
     (tmp_path / "a" / "measurements").rename(tmp_path / "b" / "measurements")
     with pytest.raises(UserError, match="no journal says what they are"):
@@ -399,7 +395,7 @@ def test_kill_9_at_every_step_loses_nothing_and_repeats_nothing(tmp_path: Path) 
     whole = figures(tmp_path / "whole")
     for step in range(1, last):
         out = tmp_path / f"step-{step}"
-        before = store.read(out).height if parts(out) else 0
+        before = store.read(out).height if store.part_paths(out) else 0
         summary = run(out, made, resume=True)
         found = figures(out)
         assert found == whole, step
@@ -416,7 +412,7 @@ def test_full_disk_stops_the_sweep_and_it_goes_on_where_it_was(tmp_path: Path) -
     try:
         with pytest.raises(MachineError, match=r"disk is full|No space left"):
             run(out)
-        kept = store.read(out).height if parts(out) else 0
+        kept = store.read(out).height if store.part_paths(out) else 0
         subprocess.run(["mount", "-o", "remount,size=64m", str(out)], check=True)
         assert run(out, resume=True)["ended"] == "done"
         assert store.read(out).height > kept

@@ -125,10 +125,9 @@ class Benchmark:
         for process, host in enumerate(world.hosts):
             local = world.hosts[:process].count(host)
             local = world.local_rank if process == world.rank else local
-            first = int(self._environment.get("NCCL_TESTS_DEVICE", local * gpus))
-            for device in range(first, first + gpus):
+            for device in range(local * gpus, (local + 1) * gpus):
                 yield {
-                    "rank": process * gpus + device - first,
+                    "rank": (process - local) * gpus + device,
                     "group": self._colours[process],
                     # Other processes' ids are made up: only they know them.
                     "pid": os.getpid() + process - world.rank,
