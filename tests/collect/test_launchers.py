@@ -112,8 +112,8 @@ def test_command_line(case: str) -> None:
     ranks, settings, line = LINES[case]
     assert made(ranks, **settings) == line
     # Slurm may take its KillWait to end ranks.
-    is_slurm = settings["kind"] == "srun"
-    assert LauncherSettings(kind=settings["kind"]).grace_s == (40.0 if is_slurm else 5.0)
+    grace_s = {"local": 5.0, "mpirun": 5.0, "srun": 40.0, "sbatch": 40.0}
+    assert {kind: LauncherSettings(kind=kind).grace_s for kind in grace_s} == grace_s
 
 
 def test_what_a_launcher_cannot_start_is_refused_with_the_fix() -> None:

@@ -217,6 +217,8 @@ def nics(root: Path) -> tuple[Any, ...]:
 
 
 def test_kinds_of_nics_are_told_apart(tmp_path: Path) -> None:
+    sysfs.infiniband(tmp_path, "mlx5_0", state="1: DOWN")
+    assert nics(tmp_path) == (None, None, None)
     for name in ("lo", "veth0", "veth1"):
         sysfs.ethernet(tmp_path, name)
     assert nics(tmp_path) == ("socket", None, 2)
@@ -224,8 +226,6 @@ def test_kinds_of_nics_are_told_apart(tmp_path: Path) -> None:
         sysfs.ethernet(tmp_path, name, speed=speed, hardware=True)
     assert nics(tmp_path) == ("socket", 100.0, 1)
     # Sockets are the NICs of a node without RDMA alone.
-    sysfs.infiniband(tmp_path, "mlx5_0", state="1: DOWN")
-    assert nics(tmp_path) == ("socket", 100.0, 1)
     sysfs.efa(tmp_path, "rdmap16s27")
     assert nics(tmp_path) == ("efa", 100.0, 1)
     sysfs.infiniband(tmp_path, "mlx5_1", layer="Ethernet")
