@@ -173,6 +173,9 @@ def test_what_pytorch_does_not_run_is_refused_before_anything_runs(tmp_path: Pat
         made = beside_products(algorithms="[]", launcher='{ kind = "mpirun" }', **{key: value})
         with pytest.raises(DynamicclError, match=said):
             Lab(tmp_path, None).check(made)
+    for kind, level in product(("matmul", "persistent-matmul"), ("0.5", "8", "4096.5", "1e6")):
+        with pytest.raises(DynamicclError, match=f"the level of '{kind}' is the matrices' edge"):
+            beside_products(interference=f'[{{ kind = "{kind}", level = {level} }}]')
 
 
 @pytest.mark.parametrize(("kind", "lacks"), [("matmul", "torch"), ("persistent-matmul", "triton")])
@@ -193,9 +196,3 @@ def test_package_that_is_not_there_is_told_before_anything_runs(
     # The image has its own.
     mount = f'"{tmp_path}:{tmp_path}"'
     check(f'{{ container = {{ runtime = "apptainer", image = "i.sif", mounts = [{mount}] }} }}')
-
-
-def test_level_is_the_edge_of_the_matrices() -> None:
-    for kind, level in product(("matmul", "persistent-matmul"), ("0.5", "8", "4096.5", "1e6")):
-        with pytest.raises(DynamicclError, match=f"the level of '{kind}' is the matrices' edge"):
-            beside_products(interference=f'[{{ kind = "{kind}", level = {level} }}]')

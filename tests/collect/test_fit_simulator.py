@@ -197,7 +197,7 @@ def refusal(folder: Path, file: SystemFile, **what: Any) -> str:
     return str(refused.value)
 
 
-def test_without_a_repeat_or_anything_to_fit_data_is_refused(tmp_path: Path) -> None:
+def test_data_without_a_repeat_or_of_several_systems_is_refused(tmp_path: Path) -> None:
     said = refusal(tmp_path / "once", ring_only(), repeats=1)
     assert "no config was measured twice" in said
     assert "cycles = 2" in said
@@ -205,9 +205,6 @@ def test_without_a_repeat_or_anything_to_fit_data_is_refused(tmp_path: Path) -> 
     cells = tuple(cell for cell in file.cells if cell.key != "Ring/Simple")
     fixed = file.model_copy(update={"cells": cells})
     assert "nothing is to be fitted" in refusal(tmp_path / "cells", fixed)
-
-
-def test_several_systems_ask_which(tmp_path: Path) -> None:
     store_of(tmp_path, rows(), rows(system="rack"))
     with pytest.raises(UserError, match="has 2 systems; say which with --system: box, rack"):
         read_cells(tmp_path, ring_only())

@@ -109,9 +109,7 @@ def test_what_nccl_cannot_run_is_a_trial_with_the_reason() -> None:
     small = parse(gather, "sizes = { list = [256, 512] }").trials
     left = {trial.size_bytes: trial.infeasible for trial in small if trial.config == ABSTAIN}
     assert left == {256: "256 bytes leave nothing to each of 32 ranks", 512: None}
-
-
-def test_channel_count_and_chunk_size_0_are_auto() -> None:
+    # A number of channels and a chunk size of 0 are NCCL's own.
     ring = ('algorithms = ["Ring"]', 'protocols = ["Simple"]')
     assert reasons("num_channels = [0, 8, 65]", *ring) == {
         "ABSTAIN": None,
