@@ -113,7 +113,7 @@ def test_command_line(case: str) -> None:
     assert made(ranks, **settings) == line
     # Slurm may take its KillWait to end ranks.
     grace_s = {"local": 5.0, "mpirun": 5.0, "srun": 40.0, "sbatch": 40.0}
-    assert {kind: LauncherSettings(kind=kind).grace_s for kind in grace_s} == grace_s
+    assert {k: LauncherSettings.model_validate({"kind": k}).grace_s for k in grace_s} == grace_s
 
 
 def test_what_a_launcher_cannot_start_is_refused_with_the_fix() -> None:
