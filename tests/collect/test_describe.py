@@ -73,7 +73,7 @@ def test_system_where_nothing_worked_is_described(tmp_path: Path) -> None:
     assert not (tmp_path / "plots").exists()
 
 
-def test_rows_of_unwell_gpus_are_shown_and_not_used(tmp_path: Path) -> None:
+def test_rows_of_unwell_gpus_are_shown_and_in_no_verdict(tmp_path: Path) -> None:
     hot = [default(50.0 * i, repeat=i, throttled=True) for i in (1, 2, 3)]
     erring = forced("Ring", "LL", 9.0, ecc_errors=4)
     found = summaries(tmp_path, default(), *hot, erring, forced("Tree", "LL", throttled=False))
@@ -82,20 +82,17 @@ def test_rows_of_unwell_gpus_are_shown_and_not_used(tmp_path: Path) -> None:
     assert (found["box"]["num_configs"], found["box"]["noise_bands"]) == (1, {})
     text = lines(found["box"])["rows"]
     assert text == "6 (6 ok); 2 with a time, left out: 3 throttled, 1 ecc_errors"
-
-
-def only(*rows: dict[str, Any]) -> dict[str, Any]:
-    [found] = crossovers(frame(*rows)).to_dicts()
-    return found
-
-
-def test_rows_of_unwell_gpus_are_in_no_verdict() -> None:
     own, ring = default(100.0), forced("Ring", "LL", 90.0)
     for flags in ({"throttled": True}, {"ecc_errors": 1}):
         slow = default(150.0, repeat=2, aa_noise_band=0.5, **flags)
         found = only(own, slow, ring, forced("Tree", "LL", 1, **flags))
         assert (found["best"], found["default_us"], found["noise_band"]) == ("Ring/LL", 100.0, None)
         assert only(slow, ring)["default_us"] is None
+
+
+def only(*rows: dict[str, Any]) -> dict[str, Any]:
+    [found] = crossovers(frame(*rows)).to_dicts()
+    return found
 
 
 def test_gain_is_over_the_untouched_default_beyond_the_measured_noise_or_that_of_repeats() -> None:

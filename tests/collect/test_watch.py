@@ -224,7 +224,9 @@ def first(folder: Path, **settings: object) -> tuple[list[bool | None], list[int
     return [gpu["throttled"] for gpu in gpus], [gpu["ecc_errors"] for gpu in gpus]
 
 
-def test_every_gpu_and_every_port_is_read(fake_nvml: Path, tmp_path: Path) -> None:
+def test_every_gpu_and_port_is_read_and_what_is_denied_is_not_known(
+    fake_nvml: Path, tmp_path: Path
+) -> None:
     assert first(fake_nvml, gpus=3, reasons="0x40") == ([True, False, False], [0, 0, 0])
     port = sysfs.infiniband(tmp_path, "mlx5_0", layer="Ethernet")
     sysfs.write(port / "hw_counters", out_of_sequence=2, np_cnp_sent=5)
@@ -236,9 +238,6 @@ def test_every_gpu_and_every_port_is_read(fake_nvml: Path, tmp_path: Path) -> No
             "gpu0": {"throttled": False, "ecc_errors": 0},
             "mlx5_0/1": {"nic_retries": 2, "nic_congestion": 5},
         }
-
-
-def test_what_is_denied_is_not_known(fake_nvml: Path) -> None:
     newer, older = (f"nvmlDeviceGetCurrentClocks{word}Reasons" for word in ("Event", "Throttle"))
     assert first(fake_nvml, deny=f"{newer}=4,{older}=4") == ([None] * 2, [0, 0])
     # A GPU that is lost, an older driver, and none.

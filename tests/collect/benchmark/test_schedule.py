@@ -9,7 +9,6 @@ from pathlib import Path
 from threading import Timer
 from unittest.mock import patch
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -124,17 +123,15 @@ def test_sweep_loads_the_plugin_in_its_profile() -> None:
     assert environment(reference, WORK, "", "") == ({}, PLUGIN_VARIABLES)
 
 
-PAIRS = '[{ num_nodes = 2, ranks_per_node = 4, split = "MOD 4" }]'
-
-
-@pytest.mark.parametrize("mode", [LaunchMode.REFERENCE, LaunchMode.PLAIN, LaunchMode.READ_BACK])
-def test_split_is_set_on_every_rank_and_its_mask_is_not(mode: LaunchMode) -> None:
-    launch = launch_of([sweep(groups=PAIRS).trials[0]], mode, scheduled=False)
-    found, unset = environment(launch, WORK, "", "")
-    assert found["NCCL_TESTS_SPLIT"] == "MOD 4"
-    assert "NCCL_TESTS_SPLIT_MASK" in unset
-    alone = launch_of(TRIALS[:1], mode, scheduled=False)
-    assert "NCCL_TESTS_SPLIT" not in environment(alone, WORK, "", "")[0]
+def test_split_is_set_on_every_rank_and_its_mask_is_not() -> None:
+    split = sweep(groups='[{ num_nodes = 2, ranks_per_node = 4, split = "MOD 4" }]')
+    for mode in (LaunchMode.REFERENCE, LaunchMode.PLAIN, LaunchMode.READ_BACK):
+        launch = launch_of([split.trials[0]], mode, scheduled=False)
+        found, unset = environment(launch, WORK, "", "")
+        assert found["NCCL_TESTS_SPLIT"] == "MOD 4"
+        assert "NCCL_TESTS_SPLIT_MASK" in unset
+        alone = launch_of(TRIALS[:1], mode, scheduled=False)
+        assert "NCCL_TESTS_SPLIT" not in environment(alone, WORK, "", "")[0]
 
 
 LAUNCH = launch_of(TRIALS)
