@@ -85,8 +85,8 @@ def test_rows_of_unwell_gpus_are_shown_and_in_no_verdict(tmp_path: Path) -> None
     own, ring = default(100.0), forced("Ring", "LL", 90.0)
     for flags in ({"throttled": True}, {"ecc_errors": 1}):
         slow = default(150.0, repeat=2, aa_noise_band=0.5, **flags)
-        found = only(own, slow, ring, forced("Tree", "LL", 1, **flags))
-        assert (found["best"], found["default_us"], found["noise_band"]) == ("Ring/LL", 100.0, None)
+        told = only(own, slow, ring, forced("Tree", "LL", 1, **flags))
+        assert (told["best"], told["default_us"], told["noise_band"]) == ("Ring/LL", 100.0, None)
         assert only(slow, ring)["default_us"] is None
 
 
