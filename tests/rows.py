@@ -4,6 +4,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from dynamiccl.datasets.splits import Split, with_split
 from dynamiccl.datasets.store import measurements_table
 
 MIB: Final = 1 << 20
@@ -51,3 +52,8 @@ def forced(
 def frame(*rows: dict[str, Any]) -> pl.DataFrame:
     """The rows as read back from the store."""
     return pl.DataFrame(measurements_table(rows))
+
+
+def split_of(size_bytes: int) -> Split:
+    """The usual split of one message size."""
+    return Split(with_split(pl.DataFrame({"size_bytes": [size_bytes]}))["split"].item())

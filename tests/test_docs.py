@@ -4,6 +4,7 @@ import json
 import re
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,28 +43,25 @@ def test_a_page_of_one_screen_stays_one(page: Path, limit: int) -> None:
     assert len(page.read_text(encoding="utf-8").splitlines()) <= limit
 
 
-def test_the_readme_is_short_and_says_first_what_has_not_been_tried() -> None:
+def test_the_readme_is_short_and_says_first_what_to_type_and_what_has_not_been_tried() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 150
-    assert any("no cluster of GPUs, has run it" in line for line in lines[:40])
+    for said in ("make demo", "make test", "no cluster of GPUs, has run it"):
+        assert any(said in line for line in lines[:40])
 
 
-def has_heading(target: Path, heading: str, page: Path) -> bool:
-    """Whether a page has the heading that a link's `#heading` is made of, as GitHub makes it."""
-    if not heading:
-        return True
-    text = (page if target.is_dir() else target).read_text(encoding="utf-8")
-    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return heading in {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
+def headings(target: Path) -> set[str]:
+    """What a link's `#heading` may be: the page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_that_a_page_names_are_there(page: Path) -> None:
-    if page.name in {"CHANGELOG.md", "ORIGIN.md"}:
-        return  # what there was, and what others have
-    named = {n for n in _FILE.findall(page.read_text(encoding="utf-8")) if "l40s" not in n}
-    here = page.parent
-    assert not {n for n in named if not ((ROOT / n).exists() or (here / n).exists())}
+    if page.name not in {"CHANGELOG.md", "ORIGIN.md"}:  # what there was, and what others have
+        named = {n for n in _FILE.findall(page.read_text(encoding="utf-8")) if "l40s" not in n}
+        places = (ROOT, page.parent)
+        assert not {n for n in named if not any((place / n).exists() for place in places)}
 
 
 def test_names_that_a_page_of_what_can_be_added_gives_are_there() -> None:
@@ -76,18 +74,10 @@ def test_names_that_a_page_of_what_can_be_added_gives_are_there() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings(page: Path) -> None:
-    broken = [
-        link
-        for link, heading in _LINK.findall(page.read_text(encoding="utf-8"))
-        if not (page.parent / link).exists() or not has_heading(page.parent / link, heading, page)
-    ]
-    assert not broken
-
-
-def test_readme_starts_with_the_two_commands() -> None:
-    first_screen = "\n".join((ROOT / "README.md").read_text(encoding="utf-8").split("\n")[:40])
-    assert "make demo" in first_screen
-    assert "make test" in first_screen
+    for link, heading in _LINK.findall(page.read_text(encoding="utf-8")):
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        assert not heading or heading in headings(target), f"{link}#{heading}"
 
 
 def test_every_make_target_of_the_pages_exists() -> None:
@@ -98,18 +88,20 @@ def test_every_make_target_of_the_pages_exists() -> None:
             assert target in targets, f"{page.name} names `make {target}`"
 
 
-def test_the_page_of_results_is_that_of_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    tables = import_module("learning_tables")
+    return import_module("learning_tables")
+
+
+def test_the_page_of_results_is_that_of_the_figures(tables: Any) -> None:
     text, shown = tables.page(tables.FIGURES)
     assert text == tables.PAGE.read_text(encoding="utf-8"), "run learning_tables.py"
     assert shown == json.loads(tables.FIGURES.read_text(encoding="utf-8"))
 
 
-def test_the_page_of_the_seeds_is_that_of_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_the_seeds_is_that_of_its_figures(tables: Any) -> None:
     """And has one screen for each seed at most, and each of the 144 rows once."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    tables = import_module("learning_tables")
     text = tables.SEEDS_PAGE.read_text(encoding="utf-8")
     found = json.loads(tables.SEEDS_FIGURES.read_text(encoding="utf-8"))
     assert text == tables.seeds_page(found), "run learning_tables.py"
@@ -117,11 +109,7 @@ def test_the_page_of_the_seeds_is_that_of_its_figures(monkeypatch: pytest.Monkey
     assert sorted(row for _, row in tables.rows_of(text)) == list(range(1, 145))
 
 
-def test_figures_of_the_seeds_have_three_digits_and_their_intervals(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    tables = import_module("learning_tables")
+def test_figures_of_the_seeds_have_three_digits_and_their_intervals(tables: Any) -> None:
     found = {"x": 0.0312, "x_lo": 0.005, "x_hi": 1.5, "y": 12345, "y_lo": None, "y_hi": None}
     assert tables.ci(found, "x") == "0.0312 [0.005, 1.50]"
     assert tables.ci(found, "x", "pct") == "3.1 [0.50, 150.0]"

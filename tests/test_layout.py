@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -45,10 +44,7 @@ TABLES = {"schema", "store", "cells"}
 #: Heavy or optional packages, and the one part that imports each (modules for mlflow).
 OWNERS = {
     "torch": {
-        "train",
-        "serve/brain_module.py",
-        "serve/ddp",
-        "serve/brain.py",
+        *("train", "serve/brain_module.py", "serve/ddp", "serve/brain.py"),
         "collect/beside.py",
     },
     "triton": {"collect/persistent.py"},
@@ -82,6 +78,7 @@ ROOMS = {
 SMALL_FILE = 150
 MAX_SMALL_FILES = 8
 MAX_FILE_BYTES = 1 << 20
+IN_GIT = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
 
 
 @cache
@@ -118,11 +115,9 @@ def names_in_git(*places: str) -> list[str]:
     return git("ls-files", "-z", *places).decode().rstrip("\0").split("\0")
 
 
-@pytest.mark.parametrize("part", LINKS)
-def test_part_is_a_relative_link_to_its_folder(part: str) -> None:
-    link = ROOT / "dynamiccl" / part
-    assert link.is_symlink()
-    assert str(link.readlink()) == f"../{part}"
+def test_parts_are_relative_links_to_their_folders() -> None:
+    for part in LINKS:
+        assert str((ROOT / "dynamiccl" / part).readlink()) == f"../{part}"
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
@@ -154,53 +149,37 @@ def folder_of(module: str) -> str:
     return module if folder in parts else folder
 
 
-def itself(module: str) -> str:
-    return module
-
-
-@pytest.mark.parametrize(
-    ("part", "node_of"),
-    [
-        *((part, itself) for part in ("kernel", *PARTS)),
-        *((part, folder_of) for part in PARTS),
-    ],
-)
-def test_imports_inside_a_part_go_one_way(part: str, node_of: Callable[[str], str]) -> None:
+@pytest.mark.parametrize("part", ["kernel", *PARTS])
+def test_imports_inside_a_part_go_one_way(part: str) -> None:
     """Whatever an import is for: one for types alone ties two modules just as well."""
     found = {module_of(path): imports(path) for path in sources() if part_of(path) == part}
-    graph: dict[str, set[str]] = {}
-    for module, names in found.items():
-        node = node_of(module)
-        reached = {node_of(name) for name in names & found.keys()}
-        graph[node] = graph.get(node, set()) | reached - {node}
-    # Raises CycleError, which lists the cycle.
-    TopologicalSorter(graph).prepare()
-
-
-@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_heavy_packages_are_imported_by_their_owner_only(path: Path) -> None:
-    place = str(path.relative_to(ROOT))
-    for name in imports(path):
-        owners = OWNERS.get(name.split(".")[0])
-        if owners is not None:
-            assert any(place == o or place.startswith(f"{o}/") for o in owners), f"{place}: {name}"
+    for node_of in (str, folder_of):
+        graph: dict[str, set[str]] = {}
+        for module, names in found.items():
+            node = node_of(module)
+            reached = {node_of(name) for name in names & found.keys()}
+            graph[node] = graph.get(node, set()) | reached - {node}
+        # Raises CycleError, which lists the cycle.
+        TopologicalSorter(graph).prepare()
 
 
 #: Files of the kernel that compute.
 WITH_NUMPY = {"belief.py", "drawn_worlds.py", "repeats.py"}
 
 
-def test_kernel_imports_the_standard_library_only() -> None:
-    for path in sources():
-        if part_of(path) == "kernel":
-            tops = {name.split(".")[0] for name in imports(path)} - {"dynamiccl"}
-            beyond = tops - set(sys.stdlib_module_names)
-            assert beyond <= ({"numpy"} if path.name in WITH_NUMPY else set()), path
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_packages_are_imported_by_their_owners_and_the_kernel_has_none(path: Path) -> None:
+    place = str(path.relative_to(ROOT))
+    tops = {name.split(".")[0] for name in imports(path)}
+    for name in tops & OWNERS.keys():
+        assert any(f"{place}/".startswith(f"{owner}/") for owner in OWNERS[name]), name
+    if part_of(path) == "kernel":
+        beyond = tops - {"dynamiccl", *sys.stdlib_module_names}
+        assert beyond <= ({"numpy"} if path.name in WITH_NUMPY else set())
 
 
+@IN_GIT
 def test_no_room_grows_beyond_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout")
     lines = lines_by_room(tracked())
     assert lines.keys() == ROOMS.keys()
     table = [f"{'room':<20}{'lines':>8}{'at most':>9}{'before':>8}"]
@@ -226,18 +205,16 @@ def test_a_new_file_is_one_thought_or_is_shared() -> None:
     assert len(small) <= MAX_SMALL_FILES, "put the new file's code where it is used"
 
 
+@IN_GIT
 def test_the_project_is_small() -> None:
     """Nothing that a tool left behind, a core dump for one, was committed with the rest."""
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout")
     names = names_in_git()
     sizes = {name: (ROOT / name).stat().st_size for name in names if (ROOT / name).is_file()}
     assert {name: size for name, size in sizes.items() if size > MAX_FILE_BYTES} == {}
 
 
+@IN_GIT
 def test_wheel_holds_the_parts_under_our_name_only(tmp_path: Path) -> None:
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout")
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "-w", str(tmp_path), str(ROOT)], check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")

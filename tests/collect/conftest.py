@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.collect.benchmark.stand_in import Lab
 from tests.fakes.nvml.build import build_fake_nvml
 
 ROOT = Path(__file__).parents[2]
@@ -14,6 +15,11 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("NCCL_", "FAKE_", "DYNAMICCL_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.fixture
+def lab(tmp_path: Path, sweep_path: Path) -> Lab:
+    return Lab(tmp_path, sweep_path)
 
 
 @pytest.fixture(scope="session")

@@ -11,29 +11,21 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from dynamiccl.collect.launch import NcclTestsRunner, read_rows
+from dynamiccl.collect.launch import read_rows
 from dynamiccl.collect.nccl_tests import ImportOptions, read_file
 from dynamiccl.collect.output import FileReport
 from dynamiccl.collect.sweep import Sweep
 from dynamiccl.errors import DynamicclError, MachineError, OutputError
-from tests.collect.benchmark.stand_in import (
-    ROOT,
-    feasible,
-    rows,
-    run,
-    site,
-    sweep,
-    wanted,
-)
+from tests.collect.benchmark.stand_in import ROOT, Lab, sweep, wanted
 
 torch = pytest.importorskip("torch", reason="torch is not installed: nothing was checked")
 
-KINDS: Final = ("matmul", "persistent-matmul")
 PROGRAM: Final = (sys.executable, "-m", "dynamiccl.collect.beside")
 MPIRUN: Final = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2")
 LIMIT_S: Final = 240
@@ -113,11 +105,7 @@ def test_a_product_has_ended_before_the_work_and_one_begins_behind_it() -> None:
     assert products.rate(marks) == pytest.approx(2e-12 * 64**3 / per_product)
     assert products.alone() > 0
 
-
-def test_failures_of_either_side_are_told() -> None:
-    from dynamiccl.collect.beside import Products
-
-    products = Products(64, torch.device("cpu"))
+    # Failures of either side are told.
     with pytest.raises(ZeroDivisionError):
         products.during(lambda: 1 / 0)
     products._product = partial(torch.mm, torch.zeros(2, 3), torch.zeros(2, 3))
@@ -157,15 +145,12 @@ def beside_products(**keys: str) -> Sweep:
     )
 
 
-def test_sweep_has_both_sides_of_each_config(tmp_path: Path, sweep_path: Path) -> None:
-    summary = run(beside_products(), tmp_path, sweep_path)
-    assert summary["ended"] == "done"
-    found = rows(tmp_path)
+def test_sweep_has_both_sides_of_each_config(lab: Lab) -> None:
+    assert lab.run(beside_products())["ended"] == "done"
+    found = lab.rows
     # Of each size two configs, and NCCL's own twice in the plugin's process and twice without it.
-    assert set(found["status"]) == {"ok"}
-    assert set(found["source"]) == {"beside"}
-    assert (found["interference_kind"] == "matmul").all()
-    assert set(found["interference_level"]) == {96.0}
+    told = ("status", "source", "interference_kind", "interference_level")
+    assert found.select(told).unique().rows() == [("ok", "beside", "matmul", 96.0)]
     forced = wanted(found)
     assert forced.height == 2 * 2
     assert forced["verified"].all()
@@ -178,24 +163,19 @@ def test_sweep_has_both_sides_of_each_config(tmp_path: Path, sweep_path: Path) -
         assert found[name].null_count() == found.height
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"collectives": '["AlltoAll"]'}, r"give AlltoAll:1x2\+matmul96 a sweep"),
-        ({"datatypes": '["f8e4m3"]'}, "nor f8; give AllReduce:1x2:f8e4m3"),
-        (
-            {"groups": '[{ num_nodes = 2, ranks_per_node = 2, split = "MOD 2" }]'},
-            "one communicator",
-        ),
-    ],
-)
-def test_what_pytorch_does_not_run_is_refused_before_anything_runs(
-    keys: dict[str, str], said: str, tmp_path: Path
-) -> None:
-    made = beside_products(**keys, algorithms="[]", launcher='{ kind = "mpirun" }')
-    runner = NcclTestsRunner(made.file, site(made, tmp_path, None))
-    with pytest.raises(DynamicclError, match=said):
-        runner.check(feasible(made))
+def test_what_pytorch_does_not_run_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    split = '[{ num_nodes = 2, ranks_per_node = 2, split = "MOD 2" }]'
+    for key, value, said in (
+        ("collectives", '["AlltoAll"]', r"give AlltoAll:1x2\+matmul96 a sweep"),
+        ("datatypes", '["f8e4m3"]', "nor f8; give AllReduce:1x2:f8e4m3"),
+        ("groups", split, "one communicator"),
+    ):
+        made = beside_products(algorithms="[]", launcher='{ kind = "mpirun" }', **{key: value})
+        with pytest.raises(DynamicclError, match=said):
+            Lab(tmp_path, None).check(made)
+    for kind, level in product(("matmul", "persistent-matmul"), ("0.5", "8", "4096.5", "1e6")):
+        with pytest.raises(DynamicclError, match=f"the level of '{kind}' is the matrices' edge"):
+            beside_products(interference=f'[{{ kind = "{kind}", level = {level} }}]')
 
 
 @pytest.mark.parametrize(("kind", "lacks"), [("matmul", "torch"), ("persistent-matmul", "triton")])
@@ -209,17 +189,10 @@ def test_package_that_is_not_there_is_told_before_anything_runs(
 
     def check(launcher: str) -> None:
         made = sweep(algorithms="[]", interference=table, launcher=launcher)
-        NcclTestsRunner(made.file, site(made, tmp_path, None)).check(feasible(made))
+        Lab(tmp_path, None).check(made)
 
     with pytest.raises(MachineError, match=rf"'{kind}' runs {lacks}, .*install '\.\[train\]'"):
         check('{ kind = "local" }')
     # The image has its own.
     mount = f'"{tmp_path}:{tmp_path}"'
     check(f'{{ container = {{ runtime = "apptainer", image = "i.sif", mounts = [{mount}] }} }}')
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("level", ["0.5", "8", "4096.5", "1e6"])
-def test_level_is_the_edge_of_the_matrices(level: str, kind: str) -> None:
-    with pytest.raises(DynamicclError, match=f"the level of '{kind}' is the matrices' edge"):
-        beside_products(interference=f'[{{ kind = "{kind}", level = {level} }}]')

@@ -1,6 +1,7 @@
 """What `describe` says of data, and its pictures: where which config is best, and by how much."""
 
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def test_system_where_nothing_worked_is_described(tmp_path: Path) -> None:
     assert not (tmp_path / "plots").exists()
 
 
-def test_rows_of_unwell_gpus_are_shown_and_not_used(tmp_path: Path) -> None:
+def test_rows_of_unwell_gpus_are_shown_and_in_no_verdict(tmp_path: Path) -> None:
     hot = [default(50.0 * i, repeat=i, throttled=True) for i in (1, 2, 3)]
     erring = forced("Ring", "LL", 9.0, ecc_errors=4)
     found = summaries(tmp_path, default(), *hot, erring, forced("Tree", "LL", throttled=False))
@@ -81,6 +82,12 @@ def test_rows_of_unwell_gpus_are_shown_and_not_used(tmp_path: Path) -> None:
     assert (found["box"]["num_configs"], found["box"]["noise_bands"]) == (1, {})
     text = lines(found["box"])["rows"]
     assert text == "6 (6 ok); 2 with a time, left out: 3 throttled, 1 ecc_errors"
+    own, ring = default(100.0), forced("Ring", "LL", 90.0)
+    for flags in ({"throttled": True}, {"ecc_errors": 1}):
+        slow = default(150.0, repeat=2, aa_noise_band=0.5, **flags)
+        told = only(own, slow, ring, forced("Tree", "LL", 1, **flags))
+        assert (told["best"], told["default_us"], told["noise_band"]) == ("Ring/LL", 100.0, None)
+        assert only(slow, ring)["default_us"] is None
 
 
 def only(*rows: dict[str, Any]) -> dict[str, Any]:
@@ -88,20 +95,7 @@ def only(*rows: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("flags", [{"throttled": True}, {"ecc_errors": 1}])
-def test_rows_of_unwell_gpus_are_in_no_verdict(flags: dict[str, Any]) -> None:
-    slow = default(150.0, repeat=2, aa_noise_band=0.5, **flags)
-    found = only(default(100.0), slow, forced("Ring", "LL", 90.0), forced("Tree", "LL", 1, **flags))
-    assert (found["best"], found["default_us"], found["noise_band"]) == ("Ring/LL", 100.0, None)
-    assert only(slow, forced("Ring", "LL", 90.0))["default_us"] is None
-
-
-def test_gain_is_over_the_untouched_default_and_not_over_that_under_our_plugin() -> None:
-    found = only(default(100.0), default(60.0, default_scope="profile"), forced("Ring", "LL", 80.0))
-    assert (found["best"], found["default_us"]) == ("Ring/LL", 100.0)
-
-
-def test_measured_noise_band_counts_before_that_of_repeats() -> None:
+def test_gain_is_over_the_untouched_default_beyond_the_measured_noise_or_that_of_repeats() -> None:
     pair = [default(100.0, aa_noise_band=0.3), default(150.0, repeat=1, aa_noise_band=0.3)]
     found = only(*pair, forced("Ring", "LL", 100.0, aa_noise_band=0.3))
     assert found["noise_band"] == 0.3
@@ -111,6 +105,9 @@ def test_measured_noise_band_counts_before_that_of_repeats() -> None:
     assert only(*repeats, forced("Ring", "LL", 50.0))["noise_band"] == 0.5
     unknown = only(default(100.0), forced("Ring", "LL", 99.0))
     assert (unknown["noise_band"], unknown["beyond_noise"]) == (None, True)
+    # Nor over the default under our plugin.
+    found = only(default(100.0), default(60.0, default_scope="profile"), forced("Ring", "LL", 80.0))
+    assert (found["best"], found["default_us"]) == ("Ring/LL", 100.0)
 
 
 def grid(system: str, **columns: Any) -> list[dict[str, Any]]:
@@ -195,13 +192,11 @@ def test_sizes_are_said_as_people_say_them() -> None:
     assert [*map(size_label, sizes)] == ["1023", "1.44K", "1000K", "1024K", "1.5G"]
 
 
-@pytest.mark.parametrize(
-    ("module", "extra"), [("matplotlib.figure", "plot"), ("scipy.optimize", "train")]
-)
 def test_without_a_package_the_fix_is_named(
-    module: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(SystemExit, match="4"):
-        cli.run(lambda: import_module(module))
-    assert f"pip install '.[{extra}]'" in capsys.readouterr().err
+    for module, extra in (("matplotlib.figure", "plot"), ("scipy.optimize", "train")):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(SystemExit, match="4"):
+            cli.run(partial(import_module, module))
+        assert f"pip install '.[{extra}]'" in capsys.readouterr().err

@@ -85,12 +85,6 @@ def without_option(option: str) -> Recorded:
     return saying((BINARY, "-h"), recorded.HELP.replace(f"[{option},", "["))
 
 
-def test_binaries_are_those_of_the_folder() -> None:
-    there = found(HEALTHY, folder=Path("/opt/nccl-tests"))["nccl-tests"]
-    assert (there.status, there.found) == (OK, BINARY)
-    assert found(HEALTHY, folder=Path("/else"))["nccl-tests"].status is FAIL
-
-
 def free(mib: int | None) -> Recorded:
     return replace(HEALTHY, free={"/dev/shm": mib if mib is None else mib << 20})
 
@@ -202,7 +196,7 @@ def test_what_is_wrong_is_said_with_the_fix(
     assert check.advice or status is not FAIL
 
 
-def test_what_a_sweep_does_not_need_is_not_asked() -> None:
+def test_what_is_not_needed_is_not_asked_and_binaries_are_those_of_the_folder() -> None:
     assert "torch" not in found(HEALTHY)
     assert "nccl-tests" not in found(HEALTHY, BESIDE)
     assert "nccl-tests with MPI" not in found(WITHOUT_MPI)
@@ -212,3 +206,6 @@ def test_what_a_sweep_does_not_need_is_not_asked() -> None:
     assert "GPUDirect RDMA" not in found(NO_RDMA)
     assert "Slurm allocation" not in found(HEALTHY, sweep(launcher={"kind": "sbatch"}))
     assert "telemetry" not in found(HEALTHY, sweep(telemetry={"enabled": False}))
+    there = found(HEALTHY, folder=Path("/opt/nccl-tests"))["nccl-tests"]
+    assert (there.status, there.found) == (OK, BINARY)
+    assert found(HEALTHY, folder=Path("/else"))["nccl-tests"].status is FAIL

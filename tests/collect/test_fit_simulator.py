@@ -93,16 +93,13 @@ def cells(folder: Path, file: SystemFile, *given: dict[str, object]) -> list[Cel
     return read_cells(store_of(folder, list(given)), file)[0]
 
 
-def test_a_cell_is_the_median_of_independent_repeats(tmp_path: Path) -> None:
+def test_a_cell_is_the_median_of_independent_repeats_that_nothing_disturbed(tmp_path: Path) -> None:
     rows = [default(t, repeat=n) for n, t in enumerate((100.0, 104.0, 300.0))]
     # The other half of a launch is not another measurement.
     halves = [default(t + 2.0, repeat=n, in_place=True) for n, t in enumerate((100.0, 104.0))]
     [cell] = cells(tmp_path, described(), *rows, *halves)
     assert (cell.label, cell.time_us) == ("AllReduce ABSTAIN", 105.0)
     assert cell.spread == pytest.approx(300 / 105 - 1)
-
-
-def test_disturbed_rows_and_excluded_runs_say_nothing(tmp_path: Path) -> None:
     file = described(exclude_runs=["odd"], exclude_forced_of=["wild"])
     rows = [
         default(),
@@ -112,7 +109,7 @@ def test_disturbed_rows_and_excluded_runs_say_nothing(tmp_path: Path) -> None:
         default(size_bytes=16 * MIB, interference_kind="matmul", interference_level=4096.0),
         default(size_bytes=32 * MIB, launch_profile="tuned"),
     ]
-    found = cells(tmp_path, file, *rows)
+    found = cells(tmp_path / "others", file, *rows)
     assert [cell.call.size_bytes for cell in found] == [MIB, 4 * MIB]
 
 
@@ -120,8 +117,7 @@ FREE = ("hop_us", "slice_us", "channel_gbytes_per_s", "overlap")
 
 
 def fitted(folder: Path, file: SystemFile, *parts: list[dict[str, object]]) -> Fit:
-    store_of(folder, *parts)
-    return fit_system(file, folder)
+    return fit_system(file, store_of(folder, *parts))
 
 
 def ring(file: SystemFile) -> CellParameters:
@@ -201,7 +197,7 @@ def refusal(folder: Path, file: SystemFile, **what: Any) -> str:
     return str(refused.value)
 
 
-def test_without_a_repeat_or_anything_to_fit_data_is_refused(tmp_path: Path) -> None:
+def test_data_without_a_repeat_or_of_several_systems_is_refused(tmp_path: Path) -> None:
     said = refusal(tmp_path / "once", ring_only(), repeats=1)
     assert "no config was measured twice" in said
     assert "cycles = 2" in said
@@ -209,9 +205,6 @@ def test_without_a_repeat_or_anything_to_fit_data_is_refused(tmp_path: Path) -> 
     cells = tuple(cell for cell in file.cells if cell.key != "Ring/Simple")
     fixed = file.model_copy(update={"cells": cells})
     assert "nothing is to be fitted" in refusal(tmp_path / "cells", fixed)
-
-
-def test_several_systems_ask_which(tmp_path: Path) -> None:
     store_of(tmp_path, rows(), rows(system="rack"))
     with pytest.raises(UserError, match="has 2 systems; say which with --system: box, rack"):
         read_cells(tmp_path, ring_only())

@@ -19,9 +19,6 @@ from dynamiccl.nccl import Algorithm, Collective
 from tests.collect.parsed import INPUTS
 from tests.data_sets import SWEEP, make_data
 
-RING_SIMPLE = ("Ring", "Simple")
-OF_64 = "AllReduce: 64 Bytes -> Algo"
-
 
 def log(*lines: str) -> NcclLog:
     found = NcclLog()
@@ -30,45 +27,35 @@ def log(*lines: str) -> NcclLog:
     return found
 
 
+RING = "-> Algo RING proto LL channel{Lo..Hi}="
+
+
 @pytest.mark.parametrize(
-    ("line", "choice"),
+    ("lines", "ranks", "choices", "disagreeing"),
     [
-        ("64 Bytes -> Algo 1 proto 2 time 37.798233", (*RING_SIMPLE, None)),
-        ("AllReduce: 64 Bytes -> Algo 0 proto 0 time 3.1", ("Tree", "LL", None)),
-        (f"{OF_64} RING proto SIMPLE channel{{Lo..Hi}}={{2..5}}", (*RING_SIMPLE, 4)),
+        # As each release writes it.
+        (["64 Bytes -> Algo 1 proto 2 time 37.798233"], 8, {64: ("Ring", "Simple", None)}, []),
+        (["AllReduce: 64 Bytes -> Algo 0 proto 0 time 3.1"], 8, {64: ("Tree", "LL", None)}, []),
+        ([f"AllReduce: 64 Bytes {RING}{{2..5}}"], 8, {64: ("Ring", "LL", 4)}, []),
         (
-            f"{OF_64} NVLS_TREE proto SIMPLE channel{{Lo..Hi}}={{0..15}} cgaClusterSize 4",
-            ("NVLSTree", "Simple", 16),
+            ["AllReduce: 64 Bytes -> Algo NVLS_TREE proto SIMPLE channel{Lo..Hi}={0..15} cga 4"],
+            *(8, {64: ("NVLSTree", "Simple", 16)}, []),
         ),
+        # The size of AllGather is that of a rank from 2.24 on.
+        ([f"AllGather: 1024 Bytes {RING}{{0..0}}"], 4, {4096: ("Ring", "LL", 1)}, []),
+        ([f"AllGather: 1024 Bytes {RING}{{0..0}}"], None, {}, []),
+        (["AllGather: 1024 Bytes -> Algo 1 proto 0 time 1"], 4, {1024: ("Ring", "LL", None)}, []),
+        ([f"AllReduce: 64 Bytes {RING}{{0..{high}}}" for high in (0, 1)], 2, {}, [64]),
+        # Other kernels are no config.
+        (["AllReduce [Symmetric]: 64 Bytes -> Kernel AllReduce_AGxLL_R nchannels 8"], 2, {}, [64]),
+        (["AllReduce: 128 Bytes -> Algo MAGIC proto LL channel{Lo..Hi}={0..0}"], 2, {}, [128]),
     ],
 )
-def test_line_of_each_release(line: str, choice: Choice) -> None:
-    agreed, disagreeing = log(line).choices(Collective.AllReduce, 8)
-    assert (agreed, disagreeing) == ({64: choice}, [])
-
-
-def test_all_gather_is_logged_per_rank_from_2_24_on() -> None:
-    new = log("AllGather: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}")
-    old = log("AllGather: 1024 Bytes -> Algo 1 proto 0 time 1.0")
-    assert list(new.choices(Collective.AllGather, 4)[0]) == [4096]
-    assert list(old.choices(Collective.AllGather, 4)[0]) == [1024]
-    assert new.choices(Collective.AllGather, None) == ({}, [])
-
-
-def test_lines_that_disagree_say_nothing() -> None:
-    both = log(
-        "AllReduce: 64 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}",
-        "AllReduce: 64 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}",
-    )
-    assert both.choices(Collective.AllReduce, 2) == ({}, [64])
-
-
-def test_other_kernels_are_no_config() -> None:
-    other = log(
-        "AllReduce [Symmetric]: 64 Bytes -> Kernel AllReduce_AGxLL_R nchannels 8 nthreads 512",
-        "AllReduce: 128 Bytes -> Algo MAGIC proto LL channel{Lo..Hi}={0..0}",
-    )
-    assert other.choices(Collective.AllReduce, 2) == ({}, [64, 128])
+def test_choices_of_calls(
+    lines: list[str], ranks: int | None, choices: dict[int, Choice], disagreeing: list[int]
+) -> None:
+    collective = Collective.AllGather if "AllGather" in lines[0] else Collective.AllReduce
+    assert log(*lines).choices(collective, ranks) == (choices, disagreeing)
 
 
 @pytest.mark.parametrize(("settings", "wanted"), INPUTS["requests"])
@@ -80,26 +67,28 @@ def test_settings_are_a_request_or_a_profile(settings: dict[str, str], wanted: l
     assert found["is_default"] == (asked == ["-"] * 3)
 
 
-@pytest.mark.parametrize("plugin", [{"NCCL_TUNER_PLUGIN": "libx.so"}, {"--tuner": "X"}])
-def test_what_another_tuner_chose_is_not_known(plugin: dict[str, str | None]) -> None:
-    found = requested_by(plugin, Collective.AllReduce)
-    assert (found["is_default"], found["requested_algorithm"]) == (False, None)
-    assert requested_by(plugin, Collective.AlltoAll)["is_default"]
-    forced = requested_by({**plugin, "NCCL_ALGO": "Ring"}, Collective.AllReduce)
-    assert forced["requested_algorithm"] == "Ring"
+def test_what_another_tuner_chose_is_not_known() -> None:
+    plugins: tuple[dict[str, str | None], ...] = ({"NCCL_TUNER_PLUGIN": "x"}, {"--tuner": "X"})
+    for plugin in plugins:
+        found = requested_by(plugin, Collective.AllReduce)
+        assert (found["is_default"], found["requested_algorithm"]) == (False, None)
+        assert requested_by(plugin, Collective.AlltoAll)["is_default"]
+        forced = requested_by({**plugin, "NCCL_ALGO": "Ring"}, Collective.AllReduce)
+        assert forced["requested_algorithm"] == "Ring"
 
 
-@pytest.mark.parametrize(
-    ("said", "name"),
-    [
+def test_log_says_which_tuner_is_used_and_what_is_set() -> None:
+    for said, name in (
         ("Using nccl_ofi_tuner (v3)", "nccl_ofi_tuner"),
         ("Using tuner plugin A3xTunerPlugin_v2", "A3xTunerPlugin_v2"),
         ("Could not find: libnccl-tuner.so. Using internal tuner plugin.", None),
         ("Failed to find ncclTunerPlugin_v2 symbol, using internal tuner instead.", None),
-    ],
-)
-def test_log_says_which_tuner_is_used(said: str, name: str | None) -> None:
-    assert log(f"TUNER/Plugin: {said}").settings.get("--tuner") == name
+    ):
+        assert log(f"TUNER/Plugin: {said}").settings.get("--tuner") == name
+    # What it says in two ways is not believed.
+    both = [f"NCCL_ALGO set by environment to {name}" for name in ("Ring", "Tree")]
+    assert log(both[0]).settings == {"NCCL_ALGO": "Ring"}
+    assert log(*both).settings == {"NCCL_ALGO": None}
 
 
 #: In place of lines that a benchmark printed.
@@ -132,23 +121,13 @@ def test_a_value_that_cannot_be_read_is_not_known(line: str) -> None:
     assert (request["is_default"], request["launch_profile"]) == (False, "algo=?,proto=LL")
 
 
-def test_nccl_that_says_two_things_of_a_setting_is_not_believed() -> None:
-    said = [f"NCCL_ALGO set by environment to {name}" for name in ("Ring", "Tree")]
-    assert log(said[0]).settings == {"NCCL_ALGO": "Ring"}
-    assert log(*said).settings == {"NCCL_ALGO": None}
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_nothing_is_kept_of_secrets_and_logs() -> None:
+    for line in (
         "export NCCL_SECRET=hush",
         "NCCL_ALGO_TOKEN=hush ./all_reduce_perf",
         "NCCL INFO NCCL_DEBUG_FILE set by environment to /home/alice/hush",
-    ],
-)
-def test_nothing_is_kept_of_secrets_and_logs(line: str) -> None:
-    assert shell(line) == {}
-    assert log(line).settings == {}
+    ):
+        assert (shell(line), log(line).settings) == ({}, {})
 
 
 HEAD = "lab:1:1 [0] NCCL INFO "
@@ -172,22 +151,14 @@ PAT = (
 )
 
 
-ASKED = ("shapes", "--system", "lab", "--machine", "h100-ib", "--nccl", "2.27.5")
-
-
-def test_equal_tables_of_several_communicators_are_one_and_others_none() -> None:
+def test_tables_of_several_communicators_and_of_later_releases() -> None:
+    """Equal ones are one, others none; an unknown algorithm leaves the others as they are."""
     assert log(*BLOCK, *PAT, *BLOCK, *PAT).cost_table() == log(*BLOCK, *PAT).cost_table()
     other = tuple(line.replace("2.4 |", "2.5 |") for line in BLOCK)
     both = log(*BLOCK, *other)
-    assert len(both.costs) == 2
-    assert both.cost_table() is None
-
-
-def test_algorithm_of_a_later_release_leaves_the_others_as_they_are() -> None:
-    named = BLOCK[0].replace("Tree", "Star")
-    table = log(*PAT, named, *BLOCK[1:]).cost_table()
-    assert table is not None
-    assert {algorithm for _, algorithm, _ in table} == {Algorithm.PAT, Algorithm.Ring}
+    assert (len(both.costs), both.cost_table()) == (2, None)
+    table = log(*PAT, BLOCK[0].replace("Tree", "Star"), *BLOCK[1:]).cost_table()
+    assert {algorithm for _, algorithm, _ in table or {}} == {Algorithm.PAT, Algorithm.Ring}
 
 
 def test_log_of_a_job_without_a_benchmark_gives_its_table(tmp_path: Path) -> None:
@@ -208,10 +179,8 @@ def test_log_of_a_job_without_a_benchmark_gives_its_table(tmp_path: Path) -> Non
 def test_what_nccl_logged_comes_before_what_a_model_says(tmp_path: Path) -> None:
     make_data(tmp_path, SWEEP)
     logged = read_costs(tmp_path)
-    asked = list(ASKED)
-    asked[2] = "sim-4x8"
-    other = ["--group", "4x8", "--group", "2x8"]
-    assert CliRunner().invoke(app, [*asked, *other, "--out", str(tmp_path)]).exit_code == 0
+    asked = "shapes --system sim-4x8 --machine h100-ib --nccl 2.27.5 --group 4x8 --group 2x8"
+    assert CliRunner().invoke(app, [*asked.split(), "--out", str(tmp_path)]).exit_code == 0
     both = read_costs(tmp_path)
     assert both.filter(num_nodes=4).equals(logged)
     assert both.filter(num_nodes=2).height > 0

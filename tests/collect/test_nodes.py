@@ -110,15 +110,14 @@ class Answers(Nodes):
         return self._lines
 
 
-def test_nodes_are_asked_and_other_lines_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_nodes_are_asked_and_differences_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert ask_nodes(Answers("srun: step", f"0: {json.dumps(NODE)}", "", NODE), 2, {}) == FACTS
     assert caplog.text == ""
     assert ask_nodes(Answers("{torn", "{}", "7", NODE), 3, {}) == FACTS
     assert "only 1 of 3 nodes reported their facts" in caplog.text
     assert ask_nodes(Answers(), 1, {}) == {}
-
-
-def test_what_nodes_differ_in_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
     other = NODE | {"driver_version": "1.0", "nic_kind": None, "num_gpus": 4}
     found = ask_nodes(Answers(NODE, other), 2, {})
     assert found.keys() == FACTS.keys() - {"driver_version", "nic_kind", "num_gpus"}
@@ -165,7 +164,7 @@ def facts_by(folder: Path, **settings: object) -> dict[str, Any]:
     return found
 
 
-def test_nvml_says_what_the_gpus_are(fake_nvml: Path) -> None:
+def test_nvml_says_what_the_gpus_are_and_what_it_refuses_is_not_known(fake_nvml: Path) -> None:
     facts = facts_by(fake_nvml, gpus=8)
     wanted = {
         "nvml_error": None,
@@ -180,9 +179,6 @@ def test_nvml_says_what_the_gpus_are(fake_nvml: Path) -> None:
     }
     assert facts == facts | wanted
     assert facts.keys() - {"nvml_error", "num_gpus"} <= set(MEASUREMENTS.names)
-
-
-def test_what_nvml_refuses_is_not_known(fake_nvml: Path) -> None:
     # As a GPU without NVLink answers.
     denied = [f"nvmlDeviceGet{name}" for name in ("MigMode=4", "Name=4", "NvLinkState=3")]
     facts = facts_by(fake_nvml, deny=",".join(denied))
@@ -220,27 +216,24 @@ def nics(root: Path) -> tuple[Any, ...]:
     return facts["nic_kind"], facts["nic_gbits_per_s"], facts["nics_per_node"]
 
 
-def test_kinds_of_rdma_ports_are_told_apart(tmp_path: Path) -> None:
+def test_kinds_of_nics_are_told_apart(tmp_path: Path) -> None:
     sysfs.infiniband(tmp_path, "mlx5_0", state="1: DOWN")
     assert nics(tmp_path) == (None, None, None)
-    sysfs.efa(tmp_path, "rdmap16s27")
-    assert nics(tmp_path) == ("efa", 100.0, 1)
-    sysfs.infiniband(tmp_path, "mlx5_1", layer="Ethernet")
-    assert nics(tmp_path) == ("roce", 400.0, 1)
-
-
-def test_sockets_are_the_nics_of_a_node_without_rdma(tmp_path: Path) -> None:
     for name in ("lo", "veth0", "veth1"):
         sysfs.ethernet(tmp_path, name)
     assert nics(tmp_path) == ("socket", None, 2)
     for name, speed in (("eth0", 25000), ("eth1", 100000), ("eth2", -1)):
         sysfs.ethernet(tmp_path, name, speed=speed, hardware=True)
     assert nics(tmp_path) == ("socket", 100.0, 1)
+    # Sockets are the NICs of a node without RDMA alone.
+    sysfs.efa(tmp_path, "rdmap16s27")
+    assert nics(tmp_path) == ("efa", 100.0, 1)
+    sysfs.infiniband(tmp_path, "mlx5_1", layer="Ethernet")
+    assert nics(tmp_path) == ("roce", 400.0, 1)
 
 
-@pytest.mark.parametrize(
-    ("hosts", "text"),
-    [
+def test_runs_of_numbers_are_a_range() -> None:
+    for hosts, text in (
         (["n1", "n2", "n3"], "n[1-3]"),
         (["n9", "n10"], "n9,n10"),
         (["n09", "n10", "n12"], "n[09-10],n12"),
@@ -248,11 +241,9 @@ def test_sockets_are_the_nics_of_a_node_without_rdma(tmp_path: Path) -> None:
         (["login", "login"], "login"),
         (["b2", "b1"], "b2,b1"),
         ([], ""),
-    ],
-)
-def test_runs_of_numbers_are_a_range(hosts: list[str], text: str) -> None:
-    assert host_list(hosts) == text
-    assert expand_hosts(text) == list(dict.fromkeys(hosts))
+    ):
+        assert host_list(hosts) == text
+        assert expand_hosts(text) == list(dict.fromkeys(hosts))
 
 
 NOTHING = "/no/such/program"
@@ -318,55 +309,35 @@ def test_traffic_runs_on_the_gpus_that_are_left_free(
     ]
 
 
-@pytest.mark.parametrize(
-    ("num_gpus", "said"),
-    [(None, "of nobody knows how many"), (2, "of 2; take groups with fewer ranks_per_node")],
-)
-def test_traffic_needs_to_know_how_many_gpus_there_are_and_one_to_spare(
-    num_gpus: int | None, said: str
-) -> None:
-    traffic = disturb(LOCAL, num_gpus, setting("traffic", 0.5), NOTHING)
-    with pytest.raises(InvalidSweep, match=said), traffic:
-        pass
+def test_traffic_needs_to_know_how_many_gpus_there_are_and_one_to_spare() -> None:
+    too_few = "of 2; take groups with fewer ranks_per_node"
+    for num_gpus, said in ((None, "of nobody knows how many"), (2, too_few)):
+        traffic = disturb(LOCAL, num_gpus, setting("traffic", 0.5), NOTHING)
+        with pytest.raises(InvalidSweep, match=said), traffic:
+            pass
 
 
-@pytest.mark.parametrize(
-    ("code", "ready_s", "said"),
-    [
-        ("print('error: no cores'); raise SystemExit(4)", 60, "ended with status 4; .*no cores"),
-        (
-            "import time; print('loading'); time.sleep(60)",
-            1,
-            r"not ready after 1 s \(0 of 1 .* loading",
-        ),
-    ],
-)
-def test_one_that_does_not_get_ready_is_ended_and_says_why(
-    code: str, ready_s: float, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "READY_S", ready_s)
-    nodes = Started(code)
-    started = disturb(nodes, None, setting("cpu", 0.5), NOTHING)
-    with pytest.raises(MachineError, match=f"'cpu' .*{said}"), started:
-        raise AssertionError
-    assert not nodes.is_running()
-
-
-def argv_for(level: float) -> list[str]:
-    return [*ON_NODE, "busy", f"{level:g}"]
+def test_one_that_does_not_get_ready_is_ended_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, loads = (
+        "print('no cores'); raise SystemExit(4)",
+        "import time; print('loads'); time.sleep(60)",
+    )
+    late = r"not ready after 1 s \(0 of 1 .* loads"
+    for code, ready_s, said in ((ends, 60, "ended with status 4; .*no cores"), (loads, 1, late)):
+        monkeypatch.setattr(module, "READY_S", ready_s)
+        nodes = Started(code)
+        started = disturb(nodes, None, setting("cpu", 0.5), NOTHING)
+        with pytest.raises(MachineError, match=f"'cpu' .*{said}"), started:
+            raise AssertionError
+        assert not nodes.is_running()
 
 
 @contextmanager
-def disturbing(argv: list[str]) -> Iterator[subprocess.Popen[str]]:
+def disturbing(level: str) -> Iterator[subprocess.Popen[str]]:
     """A disturbance on one core (others share this machine), busy, surely gone afterwards."""
-    core = min(os.sched_getaffinity(0))
-    with subprocess.Popen(
-        ["taskset", "-c", str(core), *argv],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as child:
+    command = ["taskset", "-c", str(min(os.sched_getaffinity(0))), *ON_NODE, "busy", level]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
         try:
             assert child.stdout is not None
             assert child.stdout.readline() == "ready\n"
@@ -376,7 +347,7 @@ def disturbing(argv: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_cpu_stress_takes_its_share_of_a_core() -> None:
-    with disturbing(argv_for(0.5)) as child:
+    with disturbing("0.5") as child:
         (worker,) = children(child.pid)
         used, began = cpu_seconds(worker), time.monotonic()
         time.sleep(0.5)
@@ -384,8 +355,7 @@ def test_cpu_stress_takes_its_share_of_a_core() -> None:
 
 
 def test_it_ends_with_its_starter_or_by_a_signal_and_leaves_nobody() -> None:
-    argv = argv_for(0.1)
-    with disturbing(argv) as left, disturbing(argv) as ended, disturbing(argv) as killed:
+    with disturbing("0.1") as left, disturbing("0.1") as ended, disturbing("0.1") as killed:
         workers = [pid for child in (left, ended, killed) for pid in children(child.pid)]
         assert len(workers) == 3
         assert left.stdin is not None

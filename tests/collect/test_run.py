@@ -1,11 +1,13 @@
 """The run loop: rounds, resume, budget, quarantine, retry, and what never begins."""
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import polars as pl
 import pytest
@@ -61,10 +63,6 @@ def figures(out: Path, columns: Sequence[str] = COLUMNS) -> list[tuple[object, .
     return sorted(store.read(out).select(columns).rows(), key=str)
 
 
-def parts(out: Path) -> list[Path]:
-    return store.part_paths(out)
-
-
 class Interrupted(Exception):
     """Ends a sweep as a crash would."""
 
@@ -107,20 +105,20 @@ def test_every_pick_is_a_row_and_each_round_a_part(tmp_path: Path) -> None:
     lost = rows.filter(pl.col("status") == "infeasible")
     assert set(lost["reason"]) == {"NVLSTree has no LL for AllReduce", "AllGather has no NVLSTree"}
     assert rows["source"].unique().to_list() == ["simulator"]
-    assert len(parts(tmp_path)) == 3
-    assert all(pl.read_parquet(path)["run"].n_unique() == 1 for path in parts(tmp_path))
+    assert len(store.part_paths(tmp_path)) == 3
+    assert all(pl.read_parquet(path)["run"].n_unique() == 1 for path in store.part_paths(tmp_path))
 
 
 def test_what_does_not_fit_the_journal_is_refused_and_left_alone(tmp_path: Path) -> None:
     whole = sweep()
     run(tmp_path / "a", Sweep(whole.file, whole.text, whole.trials[:2]))
-    before = parts(tmp_path / "a")
+    before = store.part_paths(tmp_path / "a")
     path = tmp_path / "a" / ".journal" / "system=sim" / "sweep=grid" / "sweep.json"
     # Rounds of it may have tried failures again.
     path.write_text(json.dumps({**json.loads(path.read_text()), "layout": "5"}))
     with pytest.raises(UserError, match=r"another trials, layout .*another release began it"):
         run(tmp_path / "a", resume=True)
-    assert parts(tmp_path / "a") == before
+    assert store.part_paths(tmp_path / "a") == before
     (tmp_path / "b").mkdir()
     (tmp_path / "a" / "measurements").rename(tmp_path / "b" / "measurements")
     with pytest.raises(UserError, match="no journal says what they are"):
@@ -250,18 +248,18 @@ class Dead(SimulatorRunner):
         super().__init__(made.file)
         self._is_dead = is_dead
         self.begun: list[str] = []
+        self.tried = 0
 
     def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
+        self.tried += 1
         if not self._is_dead(launch):
             self.begun.append(launch.id)
             return super().run(launch, progress)
-        rows = tuple(
-            (trial, (lost_row(trial_row(self._file, launch, trial), Status.FAILED, "gone"),))
-            for trial in launch.trials
-        )
         source = {"source": Source.SIMULATOR.value}
-        marked = tuple((trial, ({**row, **source},)) for trial, (row,) in rows)
-        return replace(launch, measured=marked, never_began="gone")
+        rows = (trial_row(self._file, launch, trial) | source for trial in launch.trials)
+        lost = ((lost_row(row, Status.FAILED, "gone"),) for row in rows)
+        measured = tuple(zip(launch.trials, lost, strict=True))
+        return replace(launch, measured=measured, never_began="gone")
 
 
 def test_what_never_begins_while_others_do_is_failed(tmp_path: Path) -> None:
@@ -303,38 +301,122 @@ def test_machine_that_went_marks_nothing(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_stop_leaves_what_was_set_aside_to_the_next_run(number: int, tmp_path: Path) -> None:
-    made = sweep(ONE)
-    progress = Progress()
-    progress.stopping = lambda: len(tried) >= number
-    tried: list[str] = []
-
-    def is_dead(launch: Launch) -> bool:
-        tried.append(launch.id)
-        return True
-
-    assert (
-        run(tmp_path, made, runner=Dead(made, is_dead), progress=progress)["ended"] == "interrupted"
-    )
-    assert len(tried) == number
+    made, progress = sweep(ONE), Progress()
+    gone = Dead(made, lambda _: True)
+    progress.stopping = lambda: gone.tried >= number
+    assert run(tmp_path, made, runner=gone, progress=progress)["ended"] == "interrupted"
+    assert gone.tried == number
     run(tmp_path, made, resume=True)
     assert set(store.read(tmp_path)["status"]) == {"ok", "infeasible"}
 
 
-@pytest.mark.parametrize(
-    ("rows", "outcome"),
-    [
+def test_outcome_of_a_trial_is_read_from_its_rows() -> None:
+    halves: list[Row] = [{"time_us": 7.0, "in_place": True}, {"time_us": 5.0, "in_place": False}]
+    cases: list[tuple[list[Row], tuple[Any, ...]]] = [
         # The time is that of the out-of-place half, where there is one.
-        ([{"time_us": 7.0, "in_place": True}, {"time_us": 5.0, "in_place": False}], (5.0, True)),
-        ([{"time_us": 7.0, "in_place": True}], (7.0, True)),
+        (halves, (5.0, True)),
+        (halves[:1], (7.0, True)),
         # The time of GPUs that are not well is none, and no failure.
         ([{"time_us": 5.0, "throttled": True}], (None, True)),
         ([{"time_us": 5.0, "ecc_errors": 1}], (None, True)),
         ([{"time_us": 5.0}, {"time_us": 7.0, "status": "wrong_values"}], (None, False)),
         ([{"status": "timed_out"}], (None, False)),
         ([{"status": "infeasible"}], (None, False, True)),
-    ],
-)
-def test_outcome_of_a_trial_is_read_from_its_rows(
-    rows: list[dict[str, Any]], outcome: tuple[Any, ...]
-) -> None:
-    assert outcome_of("key", 3, rows) == Outcome("key", 3, *outcome)
+    ]
+    for rows, outcome in cases:
+        assert outcome_of("key", 3, rows) == Outcome("key", 3, *outcome)
+
+
+#: Runs the sweep in a process of its own for each step, which dies there: before a file is
+#: replaced, removed or synchronised, and with half of what it was to write.
+KILLED: Final = """
+import os, signal, sys
+from pathlib import Path
+import pandas  # pyarrow does at its first use: once, not in each process
+from dynamiccl.collect.run import run_sweep
+from dynamiccl.collect.simulated import SimulatorRunner
+from dynamiccl.collect.sweep import parse_sweep
+from dynamiccl.collect.strategies import make_strategy
+
+made = parse_sweep(Path(sys.argv[1]).read_text(), where="s.toml")
+folder = Path(sys.argv[2])
+
+def die_at(step):
+    left = step
+    def dies(half):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            half()
+            os.kill(os.getpid(), signal.SIGKILL)
+    def before(call):
+        def called(*words, **named):
+            dies(lambda: None)
+            return call(*words, **named)
+        return called
+    write, write_bytes = os.write, Path.write_bytes
+    def half_a_line(descriptor, data):
+        dies(lambda: write(descriptor, data[: len(data) // 2]))
+        return write(descriptor, data)
+    def half_a_part(path, data):
+        dies(lambda: write_bytes(path, data[: len(data) // 2]))
+        return write_bytes(path, data)
+    os.write, Path.write_bytes = half_a_line, half_a_part
+    os.fsync = before(os.fsync)
+    Path.replace, Path.unlink = before(Path.replace), before(Path.unlink)
+
+step, ended = 0, signal.SIGKILL
+while ended == signal.SIGKILL:
+    step += 1
+    child = os.fork()
+    if child == 0:
+        out = folder / f"step-{step}"
+        die_at(step)
+        strategy = make_strategy(made.file, made.trials)
+        run_sweep(made, strategy, SimulatorRunner(made.file), out, resume=False)
+        os._exit(0)
+    ended = os.waitpid(child, 0)[1]
+print(step, ended)
+"""
+
+
+def test_kill_9_at_every_step_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
+    text = ONE.replace("cycles = 3", "cycles = 2")
+    made = sweep(text)
+    (tmp_path / "s.toml").write_text(text)
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "s.toml"), str(tmp_path)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    last, ended = map(int, done.stdout.split())
+    assert ended == 0
+    # Its grid, two rounds and three launches written down, two parts, two segments cut, the end.
+    assert last > 20
+    run(tmp_path / "whole", made)
+    whole = figures(tmp_path / "whole")
+    for step in range(1, last):
+        out = tmp_path / f"step-{step}"
+        before = store.read(out).height if store.part_paths(out) else 0
+        summary = run(out, made, resume=True)
+        found = figures(out)
+        assert found == whole, step
+        assert len(found) - before >= summary["rows_written"], step
+
+
+def test_full_disk_stops_the_sweep_and_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    out = tmp_path / "small"
+    out.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=48k", "none", str(out)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"no file system of a size of our own: {mounted.stderr.strip()}")
+    try:
+        with pytest.raises(MachineError, match=r"disk is full|No space left"):
+            run(out)
+        kept = store.read(out).height if store.part_paths(out) else 0
+        subprocess.run(["mount", "-o", "remount,size=64m", str(out)], check=True)
+        assert run(out, resume=True)["ended"] == "done"
+        assert store.read(out).height > kept
+        run(tmp_path / "whole")
+        assert figures(out) == figures(tmp_path / "whole")
+    finally:
+        subprocess.run(["umount", str(out)], check=True)

@@ -73,30 +73,20 @@ def script_of(*header: str) -> str:
     return batch_script(sweep(launcher=table), wanted, script_path(OUT, "grid"))
 
 
-def test_the_whole_script() -> None:
+def test_the_whole_script_and_lines_that_are_no_option_or_ask_for_an_array() -> None:
     assert script_of("--time=02:00:00", "#SBATCH --gpus-per-node=8") == WHOLE
     assert script_path(OUT, "h100 night/1") == OUT / ".slurm" / "h100-night-1.sbatch"
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
+    for line in (
         *("time=1", "module load nccl", "--a\nrm -rf /", "-a 1", "--array=1-4"),
         *("--ar 1", "--arr=1-2", "--arra=1-2"),  # getopt takes what is unambiguous
         *("--time=1 --array=1-4", "-A physics --array=1-8", "--exclusive -a 1-4", "-Ha 1-4"),
         "--comment='a",
-    ],
-)
-def test_a_line_that_is_no_option_or_asks_for_an_array_is_refused(line: str) -> None:
-    with pytest.raises(InvalidSweep, match=r"one option a line, .* and no --array"):
-        script_of(line)
-
-
-@pytest.mark.parametrize(
-    "line", ["-A alpha -p array", "-Jgamma", "--comment='no --array' --acctg-freq=9", "-H # -a 1"]
-)
-def test_a_value_is_no_array(line: str) -> None:
-    assert f"#SBATCH {line}\n" in script_of(line)
+    ):
+        with pytest.raises(InvalidSweep, match=r"one option a line, .* and no --array"):
+            script_of(line)
+    # A value is no array.
+    for line in ("-A alpha -p array", "-Jg", "--comment='no --array' --acctg-freq=9", "-H # -a 1"):
+        assert f"#SBATCH {line}\n" in script_of(line)
 
 
 class Played:
@@ -141,12 +131,8 @@ def test_submitting_says_job_and_progress_again_and_again_until_it_is_done(
     made = sweep()
     first = played.submit()
     played.state("77|PENDING|Priority|")
-    assert (first["job"], first["state"], first["trials"], first["trials_done"]) == (
-        "77",
-        "submitted",
-        60,
-        0,
-    )
+    told = [first[name] for name in ("job", "state", "trials", "trials_done")]
+    assert told == ["77", "submitted", 60, 0]
     assert Path(first["script"]).read_text().startswith("#!/bin/bash\n#SBATCH --job-name=grid\n")
     picks = Warned(made, 1)
     monkeypatch.setattr(cli, "make_strategy", lambda *_: picks)
@@ -155,9 +141,8 @@ def test_submitting_says_job_and_progress_again_and_again_until_it_is_done(
     assert (again["job"], again["state"]) == ("77", "PENDING (Priority)")
     assert (again["trials_done"], again["launches_done"]) == (30, 1)
     played.state("77|COMPLETED|None|n1")
-    with pytest.raises(
-        UserError, match=r"no job of it waits or runs .*/grid-\*\.out\); go on with -"
-    ):
+    gone = r"no job of it waits or runs .*/grid-\*\.out\); go on with -"
+    with pytest.raises(UserError, match=gone):
         played.submit()
     assert played.submit(resume=True)["job"] == "78"
     start(made, tmp_path, resume=True)
@@ -166,64 +151,54 @@ def test_submitting_says_job_and_progress_again_and_again_until_it_is_done(
     assert len(played.asked("sbatch")) == 2
 
 
-@pytest.mark.parametrize(
-    ("line", "state"),
-    [
-        ("77|RUNNING|None|n[1-2]", "RUNNING on n[1-2]"),
-        ("77|PENDING|PartitionTimeLimit|", "PENDING (PartitionTimeLimit: more than its partition"),
-        ("77|REQUEUED|None|", "REQUEUED"),
-        ("77|A_STATE_OF_TOMORROW|None|", "A_STATE_OF_TOMORROW"),
-        *((f"77|{ended}|None|n1", None) for ended in ("COMPLETED", "NODE_FAIL", "TIMEOUT")),
-    ],
-)
-def test_a_job_is_alive_unless_its_state_is_known_to_be_the_end(
-    line: str, state: str | None, played: Played
-) -> None:
-    played.state(line)
-    found = batch.find(played.script)
-    assert found is None if state is None else found and found[1].startswith(state)
-    # Another script's job is none of ours.
-    played.state(line, script=Path("/elsewhere/s.sbatch"))
-    assert batch.find(played.script) is None
+def test_a_job_is_alive_unless_its_state_is_known_to_be_the_end(played: Played) -> None:
+    for line, state in (
+        ("RUNNING|None|n[1-2]", "RUNNING on n[1-2]"),
+        ("PENDING|PartitionTimeLimit|", "PENDING (PartitionTimeLimit: more than its partition"),
+        ("REQUEUED|None|", "REQUEUED"),
+        ("A_STATE_OF_TOMORROW|None|", "A_STATE_OF_TOMORROW"),
+        *((f"{ended}|None|n1", None) for ended in ("COMPLETED", "NODE_FAIL", "TIMEOUT")),
+    ):
+        played.state(f"77|{line}")
+        found = batch.find(played.script)
+        assert found is None if state is None else found and found[1].startswith(state)
+        # Another script's job is none of ours.
+        played.state(f"77|{line}", script=Path("/elsewhere/s.sbatch"))
+        assert batch.find(played.script) is None
 
 
-@pytest.mark.parametrize(
-    "says", ["1234 \\n", "1234\\r\\n", "took 5\\n 1234;gpu \\n", "5\\n1234\\n"]
-)
-def test_the_jobs_number_is_the_last_that_has_a_line(says: str, played: Played) -> None:
-    played.command("sbatch", f"printf '{says}'")
-    assert played.submit()["job"] == "1234"
+def test_the_jobs_number_is_the_last_that_has_a_line(played: Played) -> None:
+    for says in ("1234 \\n", "1234\\r\\n", "took 5\\n 1234;gpu \\n", "5\\n1234\\n"):
+        played.command("sbatch", f"printf '{says}'")
+        assert played.submit()["job"] == "1234"
 
 
 def test_what_slurm_refuses_or_does_not_answer_is_said(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played.command("sbatch", "echo 'invalid partition' >&2; exit 1")
-    with pytest.raises(MachineError, match=r"invalid partition; correct launcher\.sbatch_header"):
-        played.submit()
-    played.command("sbatch", "echo 'no lua' >&2; exit 127")
-    with pytest.raises(MachineError, match=r"sbatch refused .*no lua"):
-        played.submit()
-    (played.folder / "sbatch").unlink()
+    def refused(said: str, **commands: str | None) -> None:
+        for name, script in commands.items():
+            played.command(name, script or "")
+            if script is None:
+                (played.folder / name).unlink()
+        with pytest.raises(MachineError, match=said):
+            played.submit()
+
+    bad = r"invalid partition; correct launcher\.sbatch_header"
+    refused(bad, sbatch="echo 'invalid partition' >&2; exit 1")
+    refused(r"sbatch refused .*no lua", sbatch="echo 'no lua' >&2; exit 127")
     with monkeypatch.context() as patched:
         (played.folder / "env").symlink_to("/usr/bin/env")
         (played.folder / "cat").symlink_to("/bin/cat")
         patched.setenv("PATH", str(played.folder))
-        with pytest.raises(MachineError, match=r"no sbatch on PATH: .*; run this where Slurm's"):
-            played.submit()
+        refused(r"no sbatch on PATH: .*; run this where Slurm's", sbatch=None)
     monkeypatch.setattr(batch, "_ANSWER_S", 0.3)
-    played.command("sbatch", "exec sleep 60")
-    with pytest.raises(
-        MachineError, match=r"no answer from Slurm to .*sbatch.*: no end after 0\.3 s"
-    ):
-        played.submit()
-    played.command("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
-    with pytest.raises(MachineError, match="nothing about our jobs: Unable to contact"):
-        played.submit()
-    (played.folder / "squeue").unlink()
+    late = r"no answer from Slurm to .*sbatch.*: no end after 0\.3 s"
+    refused(late, sbatch="exec sleep 60")
+    unheard = "echo 'Unable to contact slurm controller' >&2; exit 1"
+    refused("nothing about our jobs: Unable to contact", squeue=unheard)
     monkeypatch.setenv("PATH", str(played.folder))
-    with pytest.raises(MachineError, match=r"no answer .*: squeue: No such file"):
-        played.submit()
+    refused(r"no answer .*: squeue: No such file", squeue=None)
 
 
 class Warned:
@@ -309,10 +284,8 @@ def test_a_job_that_another_call_submits_meanwhile_is_found(played: Played) -> N
 
 
 def test_two_calls_at_once_submit_one_job(played: Played) -> None:
-    line = f"77|PENDING|None||{played.script}"
-    played.command(
-        "squeue", f"has=$(grep -c sbatch asked); sleep 0.5; [ $has = 0 ] || echo '{line}'"
-    )
+    shown = f"[ $has = 0 ] || echo '77|PENDING|None||{played.script}'"
+    played.command("squeue", f"has=$(grep -c sbatch asked); sleep 0.5; {shown}")
     played.command("sbatch", "sleep 0.5; echo 77")
 
     def submit(_: int) -> str:

@@ -1,4 +1,4 @@
-"""Layouts known from public issues, in text of our own making: numbers are invented."""
+"""Layouts known from public issues, with invented numbers; outputs of several runs, some failed."""
 
 from itertools import product
 from pathlib import Path
@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.collect import nccl_tests
+from dynamiccl.collect.imports import ImportOptions, import_files
+from dynamiccl.datasets import store
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Collective
-from tests.collect.parsed import Parsed, imported, parse
+from tests.collect.parsed import INPUTS, Parsed, imported, parse
+from tests.published import COPIES, WHOLE, published
 
 START = "# Collective test starting: all_reduce_perf\n# nThread 1 nGpus 8 minBytes 8 maxBytes 64\n"
 RANKS = "".join(
@@ -19,8 +22,7 @@ NAMES = f"#       size  count  type  redop  root  {HALF}  {HALF}\n"
 ROW_1M = "  1048576  262144  float  sum  -1  100.0  10.49  18.35  0  102.0  10.28  17.99  0\n"
 ROW_2M = "  2097152  524288  float  sum  -1  150.0  13.98  24.47  0  151.0  13.89  24.30  0\n"
 TAIL = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 20.0\n#\n"
-WHOLE = START + RANKS + NAMES + ROW_1M + ROW_2M + TAIL
-OLD = "#  size count type {}time algbw busbw error time algbw busbw error\n"
+PRINTED = START + RANKS + NAMES + ROW_1M + ROW_2M + TAIL
 #: Of AllGather or AlltoAll.
 AMBIGUOUS = "1048576 32768 float none -1 100.0 10.49 9.18 0 102.0 10.28 9.00 0\n"
 
@@ -37,7 +39,30 @@ def refusal(text: str, folder: Path, name: str = "run1.log", **options: str) -> 
     return str(caught.value)
 
 
-def test_milliseconds_of_2018_and_cpu_times_are_refused() -> None:
+def test_wrong_values_mark_their_row_only() -> None:
+    bad = ROW_2M.replace("24.47  0", "24.47  7").replace("24.30  0", "24.30  2e+06")
+    output = parse(START + RANKS + NAMES + ROW_1M + bad)
+    assert [row["status"] for row in output.rows] == ["ok", "ok", "wrong_values", "wrong_values"]
+    assert [row["wrong_values"] for row in output.rows] == [0, 0, 7, 2_000_000]
+    # A half without a time is no measurement.
+    assert times(parse(PRINTED.replace("102.0  10.28  17.99", "N/A  N/A  N/A"))) == [
+        100.0,
+        150.0,
+        151.0,
+    ]
+    output = parse(PRINTED.replace("values : 0 OK", "values : 248 FAILED"))
+    assert {row["reason"] for row in output.rows} == {"the run reports 248 values out of bounds"}
+
+
+def test_torn_rows_and_other_times_are_reported_and_not_taken() -> None:
+    info = "n1:1:1 [0] NCCL INFO 131072 Bytes -> Algo 0 proto 1 time 51.603912\n"
+    torn = "[0]  2097152  524288  float  sum  -1" + info + "[0]     150.0  13.98  24.47  0\n"
+    body = "".join("[0] " + line + "\n" for line in (START + RANKS + NAMES + ROW_1M).splitlines())
+    output = parse(body + torn)
+    assert times(output) == [100.0, 102.0]
+    assert [reject.line for reject in output.rejected] == [13, 14]
+    assert all("torn row" in reject.reason for reject in output.rejected)
+    # Milliseconds of 2018, and CPU times.
     of_2018 = (
         "     bytes  N  type  op  time  algbw  busbw  res  time  algbw  busbw  res\n"
         "   1048576  262144  float  sum  0.410  2.56  4.48  0e+00  0.420  2.50  4.37  0e+00\n"
@@ -46,25 +71,6 @@ def test_milliseconds_of_2018_and_cpu_times_are_refused() -> None:
         output = parse(START + RANKS + text)
         assert output.rows == []
         assert "-C prints cputime, no time" in output.rejected[0].reason
-
-
-def test_wrong_values_mark_their_row_only() -> None:
-    bad = ROW_2M.replace("24.47  0", "24.47  7").replace("24.30  0", "24.30  2e+06")
-    output = parse(START + RANKS + NAMES + ROW_1M + bad)
-    assert [row["status"] for row in output.rows] == ["ok", "ok", "wrong_values", "wrong_values"]
-    assert [row["wrong_values"] for row in output.rows] == [0, 0, 7, 2_000_000]
-    output = parse(WHOLE.replace("values : 0 OK", "values : 248 FAILED"))
-    assert {row["reason"] for row in output.rows} == {"the run reports 248 values out of bounds"}
-
-
-def test_torn_row_is_reported_and_nothing_of_it_taken() -> None:
-    info = "n1:1:1 [0] NCCL INFO 131072 Bytes -> Algo 0 proto 1 time 51.603912\n"
-    torn = "[0]  2097152  524288  float  sum  -1" + info + "[0]     150.0  13.98  24.47  0\n"
-    body = "".join("[0] " + line + "\n" for line in (START + RANKS + NAMES + ROW_1M).splitlines())
-    output = parse(body + torn)
-    assert times(output) == [100.0, 102.0]
-    assert [reject.line for reject in output.rejected] == [13, 14]
-    assert all("torn row" in reject.reason for reject in output.rejected)
 
 
 def changed(word: str, other: str) -> str:
@@ -112,45 +118,29 @@ def test_time_stamps_and_per_iteration_columns(wrong: str, more: str) -> None:
     assert "wrong_values" not in second
 
 
-@pytest.mark.parametrize(
-    ("columns", "row", "expected"),
-    [
-        ("root ", "float 0 100.0 10.49 10.49 N/A 102.0 10.28 10.28 N/A", "Broadcast"),
-        ("redop root ", "float sum 0 100.0 10.49 10.49 N/A N/A N/A N/A N/A", "Reduce"),
-        ("redop ", "float sum 100.0 10.49 9.18 N/A 102.0 10.28 9.00 N/A", "ReduceScatter"),
-        ("redop ", "float sum 100.0 10.49 18.35 N/A 102.0 10.28 18.00 N/A", "AllReduce"),
-    ],
-)
-def test_collective_follows_from_older_columns(columns: str, row: str, expected: str) -> None:
-    output = parse(OLD.format(columns) + "1048576 262144 " + row)
-    # A half without a time is no measurement.
-    assert times(output) == [100.0, 102.0][: 1 + (" N/A 102.0" in row)]
-    assert {row["collective"] for row in output.rows} == {expected}
-    assert f"collective {expected} follows from the columns" in output.remarks
+def test_several_processes_and_collectives_that_are_not_known_are_refused(
+    tmp_path: Path,
+) -> None:
+    lines = (START + NAMES + ROW_1M).splitlines()
+    tagged = "".join(f"{rank}: {line}\n" for line in lines for rank in (0, 1))
+    for mixed in ((START + NAMES) * 2 + ROW_1M + ROW_1M + TAIL + TAIL, tagged):
+        assert "several processes wrote into one output" in refusal(mixed, tmp_path)
+    found = refusal(AMBIGUOUS, tmp_path, "broadcast.log")
+    assert "name it with --collective (AllGather or" in found
+    found = refusal(PRINTED.replace("all_reduce_perf", "hypercube_perf"), tmp_path)
+    assert "'hypercube' is no collective of NCCL's" in found
 
 
-def test_rows_of_several_processes_in_one_output_are_refused(tmp_path: Path) -> None:
-    mixed = (START + NAMES) * 2 + ROW_1M + ROW_1M + TAIL + TAIL
-    assert "several processes wrote into one output" in refusal(mixed, tmp_path)
-    tagged = "".join(
-        f"{rank}: {line}\n" for line in (START + NAMES + ROW_1M).splitlines() for rank in (0, 1)
-    )
-    assert "several processes wrote into one output" in refusal(tagged, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        (WHOLE.replace("Rank 3 Group", "Rank Group"), "the list of ranks is not complete"),
-        (WHOLE.replace("Rank 3 Group 0", "Rank 3 Group 1"), "several communicators"),
-        (WHOLE.replace("Rank 7", "Frank 7"), "7 would make busbw"),
-        (WHOLE.replace(RANKS, ""), "the output lists none; say --ranks, --nodes"),
-    ],
-)
-def test_ranks_that_the_output_does_not_tell_are_left_out(text: str, why: str) -> None:
-    output = parse(text)
-    assert not any(name in row for row in output.rows for name in ("num_ranks", "num_nodes"))
-    assert any(why in remark for remark in output.remarks)
+def test_ranks_that_the_output_does_not_tell_are_left_out() -> None:
+    for old, new, why in (
+        ("Rank 3 Group", "Rank Group", "the list of ranks is not complete"),
+        ("Rank 3 Group 0", "Rank 3 Group 1", "several communicators"),
+        ("Rank 7", "Frank 7", "7 would make busbw"),
+        (RANKS, "", "the output lists none; say --ranks, --nodes"),
+    ):
+        output = parse(PRINTED.replace(old, new))
+        assert not any(name in row for row in output.rows for name in ("num_ranks", "num_nodes"))
+        assert any(why in remark for remark in output.remarks)
 
 
 @pytest.mark.parametrize(
@@ -164,40 +154,25 @@ def test_ranks_that_seem_to_share_a_gpu_leave_the_number_of_nodes_open(
     ranks = "".join(
         f"#  Rank {r} Group 0 Pid {r} on n{r % hosts} device 0 [{bus_id}] GH200\n" for r in range(8)
     )
-    output = parse(WHOLE.replace(RANKS, ranks))
+    output = parse(PRINTED.replace(RANKS, ranks))
     assert {(row["num_ranks"], row.get("num_nodes")) for row in output.rows} == {(8, nodes)}
     assert any("ranks show the same GPU" in each for each in output.remarks) == (nodes is None)
 
 
-def test_a_fact_that_the_output_tells_twice_and_differently_is_left_out() -> None:
-    output = parse(WHOLE.replace("[0000:07:00] H100", "[0000:07:00] H200"))
-    assert {row.get("gpu") for row in output.rows} == {None}
-    assert "GPU model left out: the output names several (H100, H200)" in output.remarks
+def test_collective_from_option_then_file_name(tmp_path: Path) -> None:
+    for number, (name, option, expected) in enumerate(
+        (
+            ("allgather_8gpu.log", None, "AllGather"),
+            ("run1.log", "alltoall", "AlltoAll"),
+            ("allgather_8gpu.log", "alltoall", "AlltoAll"),
+        )
+    ):
+        (folder := tmp_path / str(number)).mkdir()
+        _, rows = imported(folder / name, AMBIGUOUS, collective=option)
+        assert {row["collective"] for row in rows} == {expected}
 
 
-@pytest.mark.parametrize(
-    ("name", "option", "expected"),
-    [
-        ("allgather_8gpu.log", None, "AllGather"),
-        ("run1.log", "alltoall", "AlltoAll"),
-        ("allgather_8gpu.log", "alltoall", "AlltoAll"),
-    ],
-)
-def test_collective_from_option_then_file_name(
-    name: str, option: str | None, expected: str, tmp_path: Path
-) -> None:
-    _, rows = imported(tmp_path / name, AMBIGUOUS, collective=option)
-    assert {row["collective"] for row in rows} == {expected}
-
-
-def test_collective_that_is_not_known_or_contradicted_is_refused(tmp_path: Path) -> None:
-    found = refusal(AMBIGUOUS, tmp_path, "broadcast.log")
-    assert "name it with --collective (AllGather or" in found
-    found = refusal(WHOLE.replace("all_reduce_perf", "hypercube_perf"), tmp_path)
-    assert "'hypercube' is no collective of NCCL's" in found
-
-
-def test_tuning_lines_between_the_rows() -> None:
+def test_what_the_output_tells_twice_and_differently_is_left_out() -> None:
     lines = "".join(
         f"n1:1:1 [0] NCCL INFO AllReduce: {size} Bytes -> Algo {algorithm} proto SIMPLE "
         "channel{Lo..Hi}={0..7}\n"
@@ -207,13 +182,135 @@ def test_tuning_lines_between_the_rows() -> None:
     assert [row.get("actual_algorithm") for row in output.rows] == ["Ring", "Ring", None, None]
     assert [row["verified"] for row in output.rows] == [True, True, False, False]
     assert any("disagrees, at sizes 2097152" in remark for remark in output.remarks)
+    output = parse(PRINTED.replace("[0000:07:00] H100", "[0000:07:00] H200"))
+    assert {row.get("gpu") for row in output.rows} == {None}
+    assert "GPU model left out: the output names several (H100, H200)" in output.remarks
 
 
 def test_long_outputs_become_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl_tests, "CHUNK_ROWS", 3)
     monkeypatch.setattr(nccl_tests, "_PART_ROWS", 5)
-    summary, rows = imported(tmp_path / "a.log", WHOLE * 2)
+    summary, rows = imported(tmp_path / "a.log", PRINTED * 2)
     assert (len(summary.files[0].parts), summary.measurements_written) == (2, 8)
     found = [(row["run"][-2:], row["time_us"], row["repeat"]) for row in rows]
     times_us = (100.0, 102.0, 150.0, 151.0)
     assert found == [(run, time_us, 0) for run in (".1", ".2") for time_us in times_us]
+
+
+CASES = COPIES / "public-cases"
+
+
+def cases() -> list[list[str]]:
+    """File, shape and runs of each line of the README's table."""
+    lines = (CASES / "README.md").read_text().splitlines()
+    return [line.strip("| ").split(" | ") for line in lines if ".log |" in line]
+
+
+def case(name: str) -> Path:
+    """The file; skips the test where it is not here."""
+    copy = CASES / name
+    return copy if copy.is_file() else published(WHOLE / "public-cases" / name)
+
+
+def told(row: dict[str, object]) -> str:
+    asked = "own" if row["is_default"] else row["requested_algorithm"] or "?"
+    profile = "" if row["launch_profile"] == "default" else f" [{row['launch_profile']}]"
+    time = "failed" if row["time_us"] is None else f"{row['time_us']:.0f} us"
+    assert row["status"] == ("failed" if row["time_us"] is None else "ok")
+    return f"{row['collective']} {asked}{profile} {time}"
+
+
+@pytest.mark.parametrize(("name", "shape", "runs"), cases(), ids=lambda text: str(text)[:30])
+def test_each_run_is_what_it_was(name: str, shape: str, runs: str, tmp_path: Path) -> None:
+    log, options = case(name), ImportOptions(system="s")
+    if runs.startswith("refused: "):
+        with pytest.raises(OutputError) as caught:
+            import_files([log], tmp_path, options=options)
+        assert runs.removeprefix("refused: ") in str(caught.value)
+        return
+    summary = import_files([log], tmp_path, options=options)
+    frame = store.read(tmp_path).sort("source_line", "in_place")
+    # In place and out of place were the same in nearly all of these cases.
+    rows = frame.unique("run", keep="first", maintain_order=True).to_dicts()
+    assert "; ".join(map(told, rows)) == runs
+    assert frame["repeat"].unique().to_list() == [0]
+    found = {f"{row['num_ranks'] or '?'} x {row['num_nodes'] or '?'}" for row in rows}
+    assert found == {shape}
+    assert not any("several" in remark for remark in summary.files[0].remarks)
+
+
+def test_a_run_that_failed_before_its_first_row_is_told(tmp_path: Path) -> None:
+    text = (CASES / "failed_algo_then_ok.log").read_text()
+    summary, _ = imported(tmp_path / "failed.log", text)
+    [told] = [text for text in summary.files[0].remarks if "failed" in text]
+    assert told.startswith("line 9: a run failed before its first row: n1: Test NCCL failure")
+    # Each launch has the settings of its own command: the shell's lines have no launcher's prefix.
+    lines = text.splitlines()
+    tagged = [line if line.startswith("$") else f"[1,0]<stdout>:{line}" for line in lines]
+    (tmp_path / "tagged").mkdir()
+    _, rows = imported(tmp_path / "tagged" / "runs.log", "\n".join(tagged))
+    found = [(r["requested_algorithm"], r["num_ranks"], r["status"]) for r in rows]
+    assert list(dict.fromkeys(found)) == [("NVLS", 4, "failed"), ("Ring", 4, "ok")]
+
+
+def test_what_shell_and_nccl_say_is_of_its_run_or_not_known(
+    tmp_path: Path,
+) -> None:
+    info = "n1:77:77 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n# Using devices"
+    text = (CASES / "export_persists.log").read_text().replace("# Using devices", info, 1)
+    summary, rows = imported(tmp_path / "two.log", text)
+    told = [(r["is_default"], r["requested_algorithm"], r["launch_profile"]) for r in rows]
+    assert told == [(False, None, "algo=?")] * 2 + [(False, "Tree", "default")] * 2
+    assert any("NCCL_ALGO cannot be read, or is two" in x for x in summary.files[0].remarks)
+    # What is said between two runs is of the second.
+    first, second = (CASES / "export_persists.log").read_text().rsplit("$ ./all", 1)
+    header = second.split("\n", 1)[1]
+    destroyed = "n1:7:7 [0] NCCL INFO comm 0x1 rank 0 nranks 4 - Destroy COMPLETE\n"
+    first = first.replace("# Using", "NCCL version 2.26.2\n# Using")
+    text = f"{first}{destroyed}NCCL version 2.27.3+cuda12.4\n{header}"
+    (between := tmp_path / "between").mkdir()
+    _, rows = imported(between / "two.log", text)
+    found = [(row["nccl_version"], row["time_us"]) for row in rows if not row["in_place"]]
+    assert found == [("2.26.2", 80.0), ("2.27.3", 81.0)]
+
+
+def output(time_us: int) -> list[str]:
+    """What 4 ranks print, in place 10 us slower; of 0 us the header alone, below it a row."""
+    if time_us < 0:
+        return output(-time_us)[-2:-1]
+    ranks = [f"# Rank {r} Pid 7 on n1 device {r} [0000:0{r}:00] H" for r in range(4)]
+    names = "# size count type redop root" + 2 * " time algbw busbw #wrong"
+    sides = [(t, (1 << 20) / t / 1e3) for t in (time_us, time_us + 10) if time_us]
+    half = [f"{t}.00 {algbw:.2f} {1.5 * algbw:.2f} 0" for t, algbw in sides]
+    rows = [f"1048576 262144 float sum -1 {' '.join(half)}", "# Avg bus bandwidth : 9"]
+    head = ["# nThread 1 nGpus 4 minBytes 1048576 maxBytes 1048576", *ranks, names]
+    return [*head, *rows] if time_us else head
+
+
+@pytest.mark.parametrize(("shown", "wanted"), INPUTS["shown_runs"])
+def test_runs_are_what_the_lines_around_them_say(shown: str, wanted: str, tmp_path: Path) -> None:
+    each = [line.replace("AR", "./all_reduce_perf") for line in shown.split(" / ")]
+    lines = [output(int(line[1:])) if line[0] == "@" else [line] for line in each]
+    text = "\n".join(line for part in lines for line in part)
+    _, rows = imported(tmp_path / "runs.log", text)
+    rows.sort(key=lambda row: (row["run"], bool(row["in_place"])))
+    runs = {row["run"]: row for row in reversed(rows)}
+    assert "; ".join(map(told, reversed(runs.values()))).replace("AllReduce ", "") == wanted
+
+
+def test_forced_runs_that_only_the_name_of_the_file_tells_are_not_known(tmp_path: Path) -> None:
+    for name, forced in (("ar_tree_ll", None), ("tree", "Tree")):
+        (tmp_path / name).mkdir()
+        log = tmp_path / name / f"{name}.log"
+        _, rows = imported(log, "\n".join(output(50)), algorithm=forced)
+        found = {(row["is_default"], row["requested_algorithm"]) for row in rows}
+        assert found == {(False, forced)}
+
+
+def test_releases_that_contradict_each_other_are_not_filled_by_the_option(tmp_path: Path) -> None:
+    old, new = "NCCL version 2.18.5+cuda12.2", "NCCL version 2.20.5+cuda12.4"
+    tables = [output(50)[:-1], output(60)[:-1], [*output(70)[:5], old, *output(70)[5:]]]
+    text = "\n".join([old, *tables[0], new, *tables[1], "", new, *tables[2]])
+    _, rows = imported(tmp_path / "runs.log", text, nccl_version="2.29.7")
+    found = {row["run"]: row["nccl_version"] for row in rows}
+    assert [*found.values()] == ["2.18.5", "2.20.5", None]

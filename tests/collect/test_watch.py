@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from dynamiccl.collect import nodes as watching
-from dynamiccl.collect.launch import NcclTestsRunner
 from dynamiccl.collect.launchers import LauncherSettings
 from dynamiccl.collect.nodes import (
     MAX_GAP_S,
@@ -25,12 +24,9 @@ from dynamiccl.collect.nodes import (
     watch_health,
 )
 from dynamiccl.collect.on_node import HELLO, SAMPLER_ARGV, SLOWED, read_port
-from dynamiccl.collect.run import run_sweep
-from dynamiccl.collect.strategies import make_strategy
-from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import comparable, usable
 from tests.collect import sysfs
-from tests.collect.benchmark.stand_in import site, sweep
+from tests.collect.benchmark.stand_in import Lab, sweep
 from tests.collect.live_processes import PATIENCE_S, await_true, is_running
 from tests.fakes.nvml.build import fake_nvml_env
 
@@ -105,7 +101,7 @@ def test_stretch_is_judged_by_the_readings_around_it(
     assert health_of(heard, 1, begin_s, end_s)[column] is found
 
 
-def test_what_was_seen_counts_even_when_the_rest_is_not_known() -> None:
+def test_what_was_seen_counts_and_what_a_node_does_not_tell_is_unknown() -> None:
     died_hot = node(reading(0.0, [False]), reading(1.0, [True], [2]))
     assert health_of(died_hot, 1, 0.5, 50.0) == {**UNKNOWN, "throttled": True, "ecc_errors": 2}
     # One GPU of a node is enough; one that does not answer leaves the others unknown.
@@ -113,9 +109,6 @@ def test_what_was_seen_counts_even_when_the_rest_is_not_known() -> None:
     assert health_of(both, 1, 0.2, 0.8) == {**UNKNOWN, "throttled": True, "ecc_errors": 1}
     silent = node(*(reading(float(t), [False, None], [None, 0]) for t in range(3)))
     assert health_of(silent, 1, 0.5, 1.5) == UNKNOWN
-
-
-def test_bad_node_makes_the_stretch_bad_and_no_node_makes_it_unknown() -> None:
     fine = GOOD | slowed(False, False, host="n2")
     bad = node(reading(0.0, [False]), reading(1.0, [True], [3]), host="n3")
     assert health_of(fine, 2, 0.2, 0.8)["throttled"] is False
@@ -192,13 +185,10 @@ def test_verdicts_on_a_slow_machine_reach_the_data(
     # That it is slow is known without the reading after the end.
     machine.setattr(watching, "_NEXT_READING_S", 0.0)
     small = {"sizes": '{ min = "1M", max = "2M" }', "algorithms": "[]", "cycles": "1"}
-    made = sweep(**small, runner="{ read_back = false }")
-    where, facts = site(made, tmp_path, None), ask_nodes(LOCAL, 1, {})
+    made, lab = sweep(**small, runner="{ read_back = false }"), Lab(tmp_path, None)
     with watch_health(LOCAL, 1) as health:
-        runner = NcclTestsRunner(made.file, where, health=health, facts=facts)
-        strategy = make_strategy(made.file, made.trials)
-        run_sweep(made, strategy, runner, where.out, resume=False)
-    rows = store.read(where.out)
+        lab.run(made, health=health, facts=ask_nodes(LOCAL, 1, {}))
+    rows = lab.rows
     assert set(rows["status"]) == {"ok"}
     assert rows["throttled"].all()
     assert usable(rows).is_empty()
@@ -234,7 +224,9 @@ def first(folder: Path, **settings: object) -> tuple[list[bool | None], list[int
     return [gpu["throttled"] for gpu in gpus], [gpu["ecc_errors"] for gpu in gpus]
 
 
-def test_every_gpu_and_every_port_is_read(fake_nvml: Path, tmp_path: Path) -> None:
+def test_every_gpu_and_port_is_read_and_what_is_denied_is_not_known(
+    fake_nvml: Path, tmp_path: Path
+) -> None:
     assert first(fake_nvml, gpus=3, reasons="0x40") == ([True, False, False], [0, 0, 0])
     port = sysfs.infiniband(tmp_path, "mlx5_0", layer="Ethernet")
     sysfs.write(port / "hw_counters", out_of_sequence=2, np_cnp_sent=5)
@@ -246,9 +238,6 @@ def test_every_gpu_and_every_port_is_read(fake_nvml: Path, tmp_path: Path) -> No
             "gpu0": {"throttled": False, "ecc_errors": 0},
             "mlx5_0/1": {"nic_retries": 2, "nic_congestion": 5},
         }
-
-
-def test_what_is_denied_is_not_known(fake_nvml: Path) -> None:
     newer, older = (f"nvmlDeviceGetCurrentClocks{word}Reasons" for word in ("Event", "Throttle"))
     assert first(fake_nvml, deny=f"{newer}=4,{older}=4") == ([None] * 2, [0, 0])
     # A GPU that is lost, an older driver, and none.

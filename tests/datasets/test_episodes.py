@@ -13,8 +13,7 @@ from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.steps import training_noise, training_steps
 from dynamiccl.errors import NotEnoughData
-from tests.rows import default, forced, frame
-from tests.splits import split_of
+from tests.rows import default, forced, frame, split_of
 
 PROFILES = ("default",)
 SIZE = CONTEXT_COLUMN["log2_size"]

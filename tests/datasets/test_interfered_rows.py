@@ -14,8 +14,7 @@ from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.steps import training_noise, with_interfered_reference, with_reference
 from dynamiccl.train.trigger import TriggerModule
 from tests.datasets.test_episodes import build, grid, tag, trained, window_times
-from tests.rows import default, forced, frame
-from tests.splits import split_of
+from tests.rows import default, forced, frame, split_of
 
 LOUD: dict[str, Any] = {"interference_kind": "congestion", "interference_level": 1.0}
 KNOWN, LEVEL = CONTEXT_COLUMN["interference_known"], CONTEXT_COLUMN["interference"]

@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 from dynamiccl.datasets.splits import Split, SplitBy, Splits, with_split
 from dynamiccl.errors import NotEnoughData, UnknownName
 from dynamiccl.sizes import bin_center_bytes, size_bin
-from tests.rows import default, frame
-from tests.splits import split_of
+from tests.rows import default, frame, split_of
 
 
 @given(octave=st.integers(2, 60))

@@ -19,8 +19,7 @@ from dynamiccl.evaluate.report import make_report
 from tests.cli.conftest import Shell
 from tests.conftest import Trained
 from tests.data_sets import SWEEP, SYSTEM, make_data
-from tests.rows import default, forced
-from tests.splits import split_of
+from tests.rows import default, forced, split_of
 
 BASELINES = (
     *("nccl-default", "random", "best-fixed", "pooled-fixed", "five-bins", "nearest-size"),

@@ -36,7 +36,7 @@ from dynamiccl.train.environment import (
     Variation,
     delay_calls,
 )
-from tests.splits import split_of
+from tests.rows import split_of
 
 ID = "dynamiccl/Collectives-v0"
 PROFILES = ["default"]

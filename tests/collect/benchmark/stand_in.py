@@ -4,6 +4,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -77,63 +78,58 @@ def launch_of(
 ROOT = Path(__file__).resolve().parents[3]
 #: What a shell sees of a launch: how it is told from the others.
 _IS: dict[str, str] = {
-    "any": "true",
     "read-back": '[ "$NCCL_DEBUG" = INFO ]',
     "sweep": '[ -n "$DYNAMICCL_MODE" ] && [ "$NCCL_DEBUG" = WARN ]',
-    "reference": '[ -z "$DYNAMICCL_MODE" ]',
 }
 
 
-def site(made: Sweep, folder: Path, plugin: Path | None) -> Site:
-    """A site below `folder` with the stand-in's programs in it."""
-    out = folder / "out"
-    return Site(
-        out=out,
-        work=journal_folder(made, out) / "work",
-        nccl_tests_dir=install_stand_in(folder / "bin"),
-        plugin=plugin,
-    )
+class Lab:
+    """A folder with the stand-in's programs in `bin`, in which sweeps are run into `out`."""
 
+    def __init__(self, folder: Path, plugin: Path | None) -> None:
+        self.folder, self.plugin, self.out = folder, plugin, folder / "out"
+        self.programs = install_stand_in(folder / "bin")
 
-def run(
-    made: Sweep,
-    folder: Path,
-    plugin: Path | None,
-    *,
-    resume: bool = False,
-    interrupt: Interrupt | None = None,
-    loses: str = "",
-) -> Summary:
-    """Run the sweep below `folder`; `loses` is what the programs do first, in the shell."""
-    where = site(made, folder, plugin)
-    if loses and where.nccl_tests_dir is not None:
-        for program in where.nccl_tests_dir.iterdir():
+    def site(self, made: Sweep) -> Site:
+        work = journal_folder(made, self.out) / "work"
+        return Site(self.out, work, nccl_tests_dir=self.programs, plugin=self.plugin)
+
+    def run(
+        self,
+        made: Sweep,
+        *,
+        resume: bool = False,
+        interrupt: Interrupt | None = None,
+        site: Site | None = None,
+        **known: Any,
+    ) -> Summary:
+        runner = NcclTestsRunner(made.file, site or self.site(made), interrupt, **known)
+        strategy, progress = make_strategy(made.file, made.trials), None
+        if interrupt is not None:
+            nowhere = Console(file=io.StringIO())
+            progress = SweepProgress("test", nowhere, lambda: interrupt.requested)
+        summary = run_sweep(made, strategy, runner, self.out, resume=resume, progress=progress)
+        runner.close()
+        return summary
+
+    def check(self, made: Sweep) -> None:
+        """What is looked at before anything runs."""
+        NcclTestsRunner(made.file, self.site(made)).check(feasible(made))
+
+    def lose(self, mode: str, *numbers: int, by: str = "echo NCCL went away; exit 1") -> None:
+        """Let launches of a mode end before they reach a config, those with `numbers`, from 1."""
+        count, which = self.folder / "count", "|".join(map(str, numbers))
+        for program in self.programs.iterdir():
             first, rest = program.read_text().split("\n", 1)
-            program.write_text(f"{first}\n{loses}\n{rest}")
-    runner = NcclTestsRunner(made.file, where, interrupt)
-    strategy = make_strategy(made.file, made.trials)
-    progress = None
-    if interrupt is not None:
-        nowhere = Console(file=io.StringIO())
-        progress = SweepProgress("test", nowhere, lambda: interrupt.requested)
-    summary = run_sweep(made, strategy, runner, where.out, resume=resume, progress=progress)
-    runner.close()
-    return summary
+            lost = (
+                f'case "$*" in *-b*) if {_IS[mode]}; then echo x >> {count}; '
+                f"case $(wc -l < {count}) in {which}) {by};; esac; fi;; esac"
+            )
+            program.write_text(f"{first}\n{lost}\n{rest}")
 
-
-def lost(folder: Path, mode: str, numbers: Sequence[int] | None = None) -> str:
-    """Shell: launches of a mode end before they reach a config; of these the `numbers`, from 1."""
-    count = f"{folder}/{mode}.count"
-    which = "*" if numbers is None else "|".join(map(str, numbers))
-    return (
-        f'case "$*" in *-b*) if {_IS[mode]}; then echo x >> {count}; '
-        f"case $(wc -l < {count}) in {which}) echo NCCL went away; exit 1;; esac; fi;; esac"
-    )
-
-
-def rows(folder: Path) -> pl.DataFrame:
-    """All measurements of the sweep below `folder`."""
-    return store.read(folder / "out")
+    @property
+    def rows(self) -> pl.DataFrame:
+        return store.read(self.out)
 
 
 def wanted(frame: pl.DataFrame) -> pl.DataFrame:

@@ -18,21 +18,17 @@ from dynamiccl.collect import launch, launchers
 from dynamiccl.collect.batch import RunOptions
 from dynamiccl.collect.cli import start_sweep
 from dynamiccl.collect.grid import BINARIES
-from dynamiccl.collect.launch import NcclTestsRunner, find_program
+from dynamiccl.collect.launch import find_program
 from dynamiccl.collect.launchers import ContainerSettings, Interrupt
 from dynamiccl.collect.output import MEANT_AS_ROW
-from dynamiccl.collect.run import SweepProgress, run_sweep
-from dynamiccl.collect.strategies import make_strategy
+from dynamiccl.collect.run import SweepProgress
 from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import Collective
 from dynamiccl.simulator.system import Group
 from tests.collect.benchmark.stand_in import (
-    lost,
-    rows,
-    run,
+    Lab,
     share_near_truth,
-    site,
     statuses,
     sweep,
     wanted,
@@ -40,67 +36,57 @@ from tests.collect.benchmark.stand_in import (
 from tests.fakes.nccl_tests.install import install_stand_in
 
 
-def test_whole_grid_in_one_process_is_measured_verified_and_true(
-    tmp_path: Path, sweep_path: Path
-) -> None:
+def test_whole_grid_in_one_process_is_measured_verified_and_true(lab: Lab) -> None:
     """Rows of such a sweep are in tests/golden/data/sweeps-plain.json, too."""
     algorithms = '["Ring", "Tree", "CollNetDirect"]'
     made = sweep(cycles="1", algorithms=algorithms, runner="{ per_iteration = true }")
     # The grid and the reference; and what runs is read back.
-    assert run(made, tmp_path, sweep_path)["launches_run"] == 3
-    found = rows(tmp_path)
+    assert lab.run(made)["launches_run"] == 3
+    found = lab.rows
     assert statuses(found) == {"ok": 2 * 3 * (8 + 2 + 2), "infeasible": 3 * (2 + 2)}
     lost = found.filter(pl.col("reason") == "NCCL's cost table has no such cell here")
     assert (lost.height, lost["time_us"].null_count()) == (3 * 2, 3 * 2)
     ok = found.filter(pl.col("status") == "ok")
     # How wide is up to the machine: the stand-in has a real clock, and others may be busy.
-    assert ok["aa_noise_band"].null_count() == 0
     assert ok["aa_noise_band"].min() > 0  # type: ignore[operator]
-    assert set(ok["hosts"]) == {platform.node().partition(".")[0]}
     assert not found["partial_launch"].any()
     # Each block began when the one before it had ended.
     assert ok.group_by("launch").agg(pl.col("timestamp").n_unique())["timestamp"].min() > 1  # type: ignore[operator]
     # Times of single iterations come from JSON, the release from the text.
-    assert set(ok["source"]) == {"nccl-tests-json"}
     assert set(ok["iteration_times_us"].list.len()) == {5}
-    assert set(ok["nccl_tests_version"]) == {"2.19.6"}
-    assert set(ok["gpu"]) == {"FAKE H100"}
-    costs = store.read(tmp_path / "out", "costs")
-    assert set(costs["gpu"]) == {"FAKE H100"}
-    forced = wanted(found)
-    assert forced["verified"].all()
-    assert share_near_truth(forced, Group(1, 8)) > 0.9
+    host = platform.node().partition(".")[0]
+    told = ("source", "nccl_tests_version", "gpu", "hosts")
+    assert ok.select(told).unique().rows() == [("nccl-tests-json", "2.19.6", "FAKE H100", host)]
+    assert set(store.read(lab.out, "costs")["gpu"]) == {"FAKE H100"}
+    assert wanted(found)["verified"].all()
+    assert share_near_truth(wanted(found), Group(1, 8)) > 0.9
 
 
-def test_what_takes_long_and_does_not_win_is_not_started(tmp_path: Path, sweep_path: Path) -> None:
+def test_what_takes_long_and_does_not_win_is_not_started(lab: Lab) -> None:
     made = sweep(
         algorithms='["Ring"]',
         num_channels="[0]",
         sizes='{ list = ["1M", "4M"] }',
         cycles="1",
-        runner=f'{{ plugin = "{sweep_path}", slow_max = "2M", read_back = false }}',
+        runner=f'{{ plugin = "{lab.plugin}", slow_max = "2M", read_back = false }}',
     )
-    programs, out = install_stand_in(tmp_path / "bin"), tmp_path / "out"
-    options = RunOptions(sweep_file=tmp_path / "s.toml", out=out, nccl_tests_dir=programs)
-    start_sweep(made, options)
-    found = rows(tmp_path)
-    [reason] = found.filter(pl.col("status") == "infeasible")["reason"]
+    file = lab.folder / "s.toml"
+    start_sweep(made, RunOptions(sweep_file=file, out=lab.out, nccl_tests_dir=lab.programs))
+    [reason] = lab.rows.filter(pl.col("status") == "infeasible")["reason"]
     assert "(runner.slow_max)" in reason
-    ok = wanted(found).group_by("requested_protocol", "size_bytes").len().sort(pl.all())
+    ok = wanted(lab.rows).group_by("requested_protocol", "size_bytes").len().sort(pl.all())
     assert ok.rows() == [("LL", 1 << 20, 2), ("Simple", 1 << 20, 2), ("Simple", 4 << 20, 2)]
 
 
 def test_nccls_own_choice_alone_needs_no_plugin(tmp_path: Path) -> None:
-    summary = run(sweep(cycles="1", algorithms="[]"), tmp_path, None)
-    assert summary["launches_run"] == 1 + 1
-    found = rows(tmp_path)
-    assert statuses(found) == {"ok": 2 * 3 * 2}
-    assert found["verified"].all()
-    assert set(found["default_scope"]) == {"untouched"}
+    lab = Lab(tmp_path, None)
+    assert lab.run(sweep(cycles="1", algorithms="[]"))["launches_run"] == 1 + 1
+    told = lab.rows.group_by("status", "verified", "default_scope").len().rows()
+    assert told == [("ok", True, "untouched", 2 * 3 * 2)]
 
 
 def test_tuned_collectives_are_played_with_chunks_and_the_others_measured_as_they_are(
-    tmp_path: Path, sweep_path: Path
+    lab: Lab,
 ) -> None:
     made = sweep(
         collectives='["ReduceScatter", "Reduce", "AlltoAll", "SendRecv"]',
@@ -112,8 +98,8 @@ def test_tuned_collectives_are_played_with_chunks_and_the_others_measured_as_the
         sizes="{ list = [1000000, 4000000] }",
         cycles="1",
     )
-    run(made, tmp_path, sweep_path)
-    found = rows(tmp_path)
+    lab.run(made)
+    found = lab.rows
     forced = wanted(found)
     assert set(forced["collective"]) == {"ReduceScatter", "Reduce"}
     assert forced["verified"].all()
@@ -146,16 +132,11 @@ ONCE = ("trial", "run", "repeat", "default_scope", "in_place")
     ],
 )
 def test_config_that_ends_two_launches_is_kept_out_and_everything_else_is_measured(
-    mischief: str,
-    runner: str,
-    told: tuple[str, str],
-    tmp_path: Path,
-    sweep_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    mischief: str, runner: str, told: tuple[str, str], lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(mischief, "Tree/LL/4ch")
-    run(sweep(cycles="1", runner=runner), tmp_path, sweep_path)
-    found = rows(tmp_path)
+    lab.run(sweep(cycles="1", runner=runner))
+    found = lab.rows
     bad = found.filter(pl.col("status") != "ok")
     assert set(bad.select(CONFIG).rows()) == {("Tree", "LL", 4)}
     assert bad.height == 3
@@ -167,27 +148,22 @@ def test_config_that_ends_two_launches_is_kept_out_and_everything_else_is_measur
     assert good.filter(~pl.col("is_default"))["verified"].all() == (mischief == "FAKE_CRASH")
 
 
-def test_config_in_play_when_something_went_once_runs_again(
-    tmp_path: Path, sweep_path: Path
-) -> None:
+def test_config_in_play_when_something_went_once_runs_again(lab: Lab) -> None:
     """A node or a cable that fails once is no reason to leave a config out."""
     # The first sweep alone sees a config crash.
-    once = lost(tmp_path, "sweep", [1]).replace(
-        "echo NCCL went away; exit 1", "export FAKE_CRASH=Ring/Simple/4ch"
-    )
-    summary = run(sweep(cycles="1", runner=PATIENT), tmp_path, sweep_path, loses=once)
-    assert summary["launches_run"] == 3 + 1
-    found = rows(tmp_path)
+    lab.lose("sweep", 1, by="export FAKE_CRASH=Ring/Simple/4ch")
+    assert lab.run(sweep(cycles="1", runner=PATIENT))["launches_run"] == 3 + 1
+    found = lab.rows
     assert statuses(found).keys() == {"ok"}
     assert found.filter(~pl.col("is_default"))["verified"].all()
 
 
 def test_wrong_values_belong_to_their_config_alone(
-    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_WRONG", "Tree/Simple")
-    run(sweep(cycles="1"), tmp_path, sweep_path)
-    found = rows(tmp_path)
+    lab.run(sweep(cycles="1"))
+    found = lab.rows
     wrong = found.filter(pl.col("status") == "wrong_values")
     assert wrong.height == 2 * 2 * 3  # both halves, with and without a number of channels
     assert set(wrong.select(CONFIG[:2]).rows()) == {("Tree", "Simple")}
@@ -197,7 +173,7 @@ def test_wrong_values_belong_to_their_config_alone(
 
 
 def test_row_that_another_rank_tore_runs_again_with_what_follows(
-    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = {True: itertools.count(), False: itertools.count()}
 
@@ -214,21 +190,19 @@ def test_row_that_another_rank_tore_runs_again_with_what_follows(
         return done
 
     monkeypatch.setattr(launch, "run_process", run_process)
-    summary = run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, sweep_path)
+    summary = lab.run(sweep(cycles="1", runner=TIMED_ONLY))
     assert summary["launches_run"] == 2 + 2
-    found = rows(tmp_path)
+    found = lab.rows
     assert statuses(found).keys() == {"ok"}
     assert found.filter(pl.col("repeat") < 2).height == 2 * 3 * (8 + 2 + 2)
 
 
-def test_what_cannot_be_read_back_is_measured_and_not_verified(
-    tmp_path: Path, sweep_path: Path
-) -> None:
-    twice = lost(tmp_path, "read-back", [1, 2])
+def test_what_cannot_be_read_back_is_measured_and_not_verified(lab: Lab) -> None:
+    lab.lose("read-back", 1, 2)
     made = sweep(cycles="1", datatypes='["float", "half"]', runner=PATIENT)
     # One never begins, and is not tried a third time.
-    assert run(made, tmp_path, sweep_path, loses=twice)["launches_run"] == 2 + 2 * 2
-    forced = rows(tmp_path).filter(~pl.col("is_default"))
+    assert lab.run(made)["launches_run"] == 2 + 2 * 2
+    forced = lab.rows.filter(~pl.col("is_default"))
     assert statuses(forced) == {"ok": 2 * 2 * 3 * 8}
     verified = forced.select("datatype", "verified").unique()
     assert verified.height == 2
@@ -239,15 +213,15 @@ def test_plugin_that_does_not_load_is_no_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "_REPORT_S", 0.5)  # for its report it is not worth waiting
-    broken = tmp_path / "libbroken.so"
-    broken.write_text("no library")
+    broken = Lab(tmp_path, tmp_path / "libbroken.so")
+    (tmp_path / "libbroken.so").write_text("no library")
     with pytest.raises(MachineError, match="the configs are not known"):
-        run(sweep(cycles="1", runner=TIMED_ONLY), tmp_path, broken)
-    assert "sweep" not in "".join(rows(tmp_path)["launch"])
+        broken.run(sweep(cycles="1", runner=TIMED_ONLY))
+    assert "sweep" not in "".join(broken.rows["launch"])
 
 
 def test_asked_to_stop_it_keeps_the_rows_of_the_running_process(
-    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_SECONDS_PER_ROW", "0.05")
     made = sweep(cycles="1", runner="{ read_back = false }")
@@ -259,13 +233,13 @@ def test_asked_to_stop_it_keeps_the_rows_of_the_running_process(
 
     with monkeypatch.context() as patched, Interrupt() as interrupt:
         patched.setattr(SweepProgress, "measured", stop_at_the_tenth_row)
-        first = run(made, tmp_path, sweep_path, interrupt=interrupt)
+        first = lab.run(made, interrupt=interrupt)
     assert first["ended"] == "interrupted"
-    before = rows(tmp_path)
+    before = lab.rows
     assert 0 < before.height < 2 * 3 * 12
     monkeypatch.delenv("FAKE_SECONDS_PER_ROW")
-    assert run(made, tmp_path, sweep_path, resume=True)["ended"] == "done"
-    after = rows(tmp_path)
+    assert lab.run(made, resume=True)["ended"] == "done"
+    after = lab.rows
     # A launch that was cut short leaves gaps, which further repeats of the default fill.
     assert after.filter(pl.col("repeat") < 2).height == 2 * 3 * 12
     # What was measured is still there, and nothing was measured twice.
@@ -273,48 +247,30 @@ def test_asked_to_stop_it_keeps_the_rows_of_the_running_process(
     assert after.select(ONCE).unique().height == after.height
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        (
-            {"interference": '[{ kind = "congestion", level = 0.5 }]'},
-            "'congestion' cannot run",
-        ),
-        (
-            {
-                "interference": '[{ kind = "traffic", level = 0.5 }]',
-                "launcher": '{ container = { runtime = "apptainer", image = "i.sif" } }',
-            },
-            "'traffic' cannot run here; choose from none, cpu, matmul",
-        ),
-        (
-            {"groups": '[{ num_nodes = 2, ranks_per_node = 4, split = "MOD 4" }]'},
-            "shares out processes, and launcher 'local'",
-        ),
-    ],
-)
-def test_what_cannot_be_measured_here_is_refused(
-    keys: dict[str, str], said: str, tmp_path: Path
-) -> None:
-    made = sweep(algorithms="[]", **keys)
-    with pytest.raises(InvalidSweep, match=said):
-        NcclTestsRunner(made.file, site(made, tmp_path, None)).check(made.trials)
-
-
-def test_configs_without_a_plugin_that_can_play_them_are_refused(
-    tmp_path: Path, sweep_path: Path
-) -> None:
-    made = sweep()
-    with pytest.raises(MachineError, match="needs the sweep plugin, and there is none: build it"):
-        NcclTestsRunner(made.file, site(made, tmp_path, None)).check(made.trials)
-    old = sweep(nccl_version='"2.23.4"')
-    with pytest.raises(
-        MachineError, match=r"needs NCCL 2\.24\.\d or later, and nccl_version is 2\."
+def test_what_cannot_be_measured_here_is_refused(tmp_path: Path) -> None:
+    lab, inside = Lab(tmp_path, None), '{ container = { runtime = "apptainer", image = "i.sif" } }'
+    split = sweep(groups='[{ num_nodes = 2, ranks_per_node = 4, split = "MOD 4" }]')
+    congestion = sweep(interference='[{ kind = "congestion", level = 0.5 }]')
+    traffic = sweep(interference='[{ kind = "traffic", level = 0.5 }]', launcher=inside)
+    for made, said in (
+        (congestion, "'congestion' cannot run"),
+        (traffic, "'traffic' cannot run here; choose from none, cpu, matmul"),
+        (split, "shares out processes, and launcher 'local'"),
     ):
-        NcclTestsRunner(old.file, site(old, tmp_path, sweep_path)).check(old.trials)
+        with pytest.raises(InvalidSweep, match=said):
+            lab.check(made)
 
 
-def test_every_binary_is_found_and_a_collective_without_one_is_refused(
+def test_configs_without_a_plugin_that_can_play_them_are_refused(lab: Lab) -> None:
+    needs = r"needs NCCL 2\.24\.\d or later, and nccl_version is 2\."
+    with pytest.raises(MachineError, match=needs):
+        lab.check(sweep(nccl_version='"2.23.4"'))
+    lab.plugin = None
+    with pytest.raises(MachineError, match="needs the sweep plugin, and there is none: build it"):
+        lab.check(sweep())
+
+
+def test_every_binary_is_found_here_or_where_a_mount_shows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = install_stand_in(tmp_path / "bin")
@@ -325,22 +281,16 @@ def test_every_binary_is_found_and_a_collective_without_one_is_refused(
         find_program(without, built, None)
     monkeypatch.setenv("PATH", f"{built}:/usr/bin:/bin")
     assert find_program(Collective.AllReduce, None, None) == str(built / "all_reduce_perf")
-
-
-def test_missing_binary_is_named_with_the_fix(tmp_path: Path) -> None:
-    (tmp_path / "all_reduce_perf").write_text("source")  # cannot be run
-    for directory in (tmp_path, tmp_path / "gone"):
-        said = f"no executable all_reduce_perf in {directory}; build nccl-tests .*--nccl-tests-dir"
-        with pytest.raises(MachineError, match=said):
-            find_program(Collective.AllReduce, directory, None)
-
-
-def test_benchmark_of_the_host_is_found_where_a_mount_shows_it(tmp_path: Path) -> None:
     mounts = (f"{tmp_path}:/mine",)
     container = ContainerSettings(runtime="apptainer", image="i.sqsh", mounts=mounts)
     built = tmp_path / "built"
     found = [find_program(Collective.Reduce, at, container) for at in (built, Path("/opt"), None)]
     assert found == ["/mine/built/reduce_perf", "/opt/reduce_perf", "reduce_perf"]
+    (tmp_path / "all_reduce_perf").write_text("source")  # cannot be run
+    for directory in (tmp_path, tmp_path / "gone"):
+        said = f"no executable all_reduce_perf in {directory}; build nccl-tests .*--nccl-tests-dir"
+        with pytest.raises(MachineError, match=said):
+            find_program(Collective.AllReduce, directory, None)
 
 
 #: Takes `exec --nv --bind A:B ... IMAGE` off, makes what is bound be there by links, notes the
@@ -362,34 +312,30 @@ def launcher(image: Path, *mounts: str) -> str:
 
 
 def test_benchmark_of_the_image_is_told_paths_inside_the_container(
-    tmp_path: Path, sweep_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inside, log, program = tmp_path / "inside", tmp_path / "calls", tmp_path / "apptainer"
+    inside, log = lab.folder / "inside", lab.folder / "calls"
+    plugins = str(lab.plugin and lab.plugin.parent)
+    program = lab.folder / "apptainer"
     inside.mkdir()
+    lab.out.mkdir()
     program.write_text(APPTAINER.format(inside=inside, log=log))
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    image, out = install_stand_in(tmp_path / "bin"), tmp_path / "out"
-    mounts = (f"{out}:{inside}/data", f"{sweep_path.parent}:{inside}/plugin")
-    made = sweep(cycles="1", launcher=launcher(image, *mounts))
-    where = replace(site(made, tmp_path, sweep_path), nccl_tests_dir=inside / "image")
-    out.mkdir()
-    strategy = make_strategy(made.file, made.trials)
-    runner = NcclTestsRunner(made.file, where)
-    assert run_sweep(made, strategy, runner, out, resume=False)["ended"] == "done"
-    forced = wanted(store.read(out))
+    monkeypatch.setenv("PATH", f"{lab.folder}:{os.environ['PATH']}")
+    mounts = (f"{lab.out}:{inside}/data", f"{plugins}:{inside}/plugin")
+    made = sweep(cycles="1", launcher=launcher(lab.programs, *mounts))
+    there = replace(lab.site(made), nccl_tests_dir=inside / "image")
+    assert lab.run(made, site=there)["ended"] == "done"
+    forced = wanted(lab.rows)
     assert forced.height == 2 * 3 * 8
     assert forced["verified"].all()
     calls = log.read_text().splitlines()
     assert len(calls) == 3  # the grid, the reference, the read-back
     assert all(f"{inside}/image/all_reduce_perf" in call for call in calls)
-    assert not any(str(hidden) in call for call in calls for hidden in (out, sweep_path.parent))
+    assert not any(hidden in call for call in calls for hidden in (str(lab.out), plugins))
 
 
-def test_what_the_container_cannot_see_is_refused_before_anything_runs(
-    tmp_path: Path, sweep_path: Path
-) -> None:
-    made = sweep(cycles="1", launcher=launcher(tmp_path, f"{tmp_path}:{tmp_path}"))
+def test_what_the_container_cannot_see_is_refused_before_anything_runs(lab: Lab) -> None:
     seen = r"libnccl-tuner-dynamiccl-sweep\.so cannot be seen inside"
     with pytest.raises(InvalidSweep, match=seen):
-        run(made, tmp_path, sweep_path)
+        lab.run(sweep(launcher=launcher(lab.folder, f"{lab.folder}:{lab.folder}")))

@@ -1,8 +1,8 @@
 """What is read of a launch: logs, and outputs as crashes and other ranks damage them."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from dynamiccl.collect.output import MEANT_AS_ROW
 from dynamiccl.collect.schedule import Choice, LaunchMode, deal
 from tests.collect.benchmark.stand_in import feasible, launch_of, sweep
 from tests.fakes.nccl_tests.install import run_stand_in
+from tests.published import folder
 
 SIZES = (1024, 2048, 4096)
 CYCLES = 3
@@ -22,51 +23,35 @@ BLOCKS = CYCLES * len(SIZES)
 Blocks = list[list[dict[str, Any]]]
 
 
-@dataclass(frozen=True)
 class Recorded:
     """What one benchmark printed and wrote."""
 
-    lines: tuple[str, ...]
-    json: str
-    folder: Path
+    def __init__(self, folder: Path, sizes: Sequence[int], *more: str) -> None:
+        self.folder, self.sizes, path = folder, sizes, folder / "rows.json"
+        walk = ("-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", "2", "-N", str(CYCLES))
+        calls = ("-g", "8", "-n", "3", "-w", "1", "-c", "1", "-J", str(path))
+        text = run_stand_in(folder, "all_reduce_perf", *walk, *calls, *more)
+        self.lines, self.json = text.splitlines(), path.read_text()
+        #: Numbers of the lines that are rows.
+        self.rows = [n for n, line in enumerate(self.lines) if MEANT_AS_ROW.search(line)]
 
-    @property
-    def rows(self) -> list[int]:
-        """Numbers of the lines that are rows."""
-        return [number for number, line in enumerate(self.lines) if MEANT_AS_ROW.search(line)]
-
-    def read(
-        self,
-        lines: Sequence[str] | None = None,
-        json: str | None = None,
-        *,
-        sizes: Sequence[int] = SIZES,
-    ) -> Blocks:
+    def read(self, lines: Sequence[str] = (), json: str = "", sizes: Sequence[int] = ()) -> Blocks:
+        """Its own lines where none are given, and no JSON."""
         path = self.folder / "read.json"
         path.unlink(missing_ok=True)
-        if json is not None:
+        if json:
             path.write_text(json)
-        printed = self.lines if lines is None else lines
-        blocks, _ = read_rows(printed, path, sizes=sizes)
-        return blocks
-
-
-def record(folder: Path, *more: str, sizes: Sequence[int] = SIZES) -> Recorded:
-    path = folder / "rows.json"
-    walk = ("-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", "2", "-N", str(CYCLES))
-    calls = ("-g", "8", "-n", "3", "-w", "1", "-c", "1", "-J", str(path))
-    text = run_stand_in(folder, "all_reduce_perf", *walk, *calls, *more)
-    return Recorded(tuple(text.splitlines()), path.read_text(), folder)
+        return read_rows(lines or self.lines, path, sizes=sizes or self.sizes)[0]
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    return record(tmp_path_factory.mktemp("recorded"), "-I", "1")
+    return Recorded(tmp_path_factory.mktemp("recorded"), SIZES, "-I", "1")
 
 
 @pytest.fixture(scope="module")
 def one_size(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    return record(tmp_path_factory.mktemp("one-size"), sizes=(1024,))
+    return Recorded(tmp_path_factory.mktemp("one-size"), SIZES[:1])
 
 
 def source(blocks: Blocks) -> set[str]:
@@ -120,18 +105,17 @@ def test_row_without_a_time_keeps_its_place(one_size: Recorded) -> None:
     """With one size nothing but its place tells whose a row is."""
     lines = list(one_size.lines)
     words = lines[one_size.rows[1]].split()
-    none = ["0.00", "0.00", "0.00", "0"]
-    lines[one_size.rows[1]] = " ".join([*words[:5], *none, *none])
-    whole = one_size.read(sizes=(1024,))
+    lines[one_size.rows[1]] = " ".join([*words[:5], *("0.00", "0.00", "0.00", "0") * 2])
+    whole = one_size.read()
     assert len(whole) == CYCLES
-    assert one_size.read(lines, sizes=(1024,)) == whole[:1]
+    assert one_size.read(lines) == whole[:1]
     # JSON that lacks a time has no other place to keep.
     content = json.loads(one_size.json)
     content["results"][1]["out_of_place"]["time"] = 0
-    halves = one_size.read(json=json.dumps(content), sizes=(1024,))
+    halves = one_size.read(json=json.dumps(content))
     assert [len(block) for block in halves] == [2, 1, 2]
     content["results"][1]["in_place"]["time"] = 0
-    assert one_size.read(lines, json.dumps(content), sizes=(1024,)) == whole[:1]
+    assert one_size.read(lines, json.dumps(content)) == whole[:1]
 
 
 #: What another rank says, with and without the end of a line.
@@ -156,13 +140,11 @@ def test_words_of_another_rank_never_give_a_time_to_another_block(
     data: st.DataObject, words: str, which: str, request: pytest.FixtureRequest
 ) -> None:
     made: Recorded = request.getfixturevalue(which)
-    sizes = SIZES if which == "recorded" else (1024,)
     text = "\n".join(made.lines)
     first = text.index(made.lines[made.rows[0]])
     at = data.draw(st.integers(first, len(text)))
     damaged = (text[:at] + words + text[at:]).split("\n")
-    whole = figures(made.read(sizes=sizes))
-    found = figures(made.read(damaged, sizes=sizes))
+    whole, found = figures(made.read()), figures(made.read(damaged))
     assert found == whole[: len(found)]
 
 
@@ -195,9 +177,8 @@ def ranks(groups: Callable[[int], int], hosts: str = "aaaabbbb") -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("split", "lines", "said"),
-    [
+def test_other_communicators_than_were_asked_for_are_told() -> None:
+    for split, lines, said in (
         ("MOD 4", ranks(lambda rank: rank % 4), None),
         ("", ranks(lambda _: 0), None),
         ("MOD 4", ranks(lambda rank: rank % 2), "4 ranks on 2 hosts"),
@@ -206,15 +187,11 @@ def ranks(groups: Callable[[int], int], hosts: str = "aaaabbbb") -> list[str]:
         ("MOD 4", ranks(lambda _: 0), "(8 ranks on 2 hosts); build it with MPI"),
         ("MOD 4", ranks(lambda rank: rank % 4, "abababab"), "node by node"),
         ("", ranks(lambda rank: rank % 4), "remove NCCL_TESTS_SPLIT from the environment"),
-    ],
-)
-def test_other_communicators_than_were_asked_for_are_told(
-    split: str, lines: list[str], said: str | None
-) -> None:
-    more = f', split = "{split}"' if split else ""
-    made = sweep(groups=f"[{{ num_nodes = 2, ranks_per_node = 4{more} }}]")
-    wrong = wrong_comms(made.trials[0].setting, lines)
-    assert wrong is None if said is None else said in str(wrong)
+    ):
+        more = f', split = "{split}"' if split else ""
+        made = sweep(groups=f"[{{ num_nodes = 2, ranks_per_node = 4{more} }}]")
+        wrong = wrong_comms(made.trials[0].setting, lines)
+        assert wrong is None if said is None else said in str(wrong)
 
 
 #: Of a block: two halves of a synchronising and a timed call.
@@ -274,21 +251,13 @@ def test_log_that_ends_early_or_lacks_a_line_names_the_whole_blocks_before(at: i
     assert ran([*log[:at], log[at], *log[at:]]) == []
 
 
-@pytest.mark.parametrize(
-    "tail",
-    [
-        "Algo NEW proto LL channel{Lo..Hi}={0..3}",
-        "Algo RING proto LL channel{Lo..Hi}={3..0}",
-        "CE",
-    ],
-)
-def test_calls_that_differ_or_have_no_name_leave_their_block_unknown(tail: str) -> None:
-    log = walk()
+def test_calls_that_differ_or_have_no_name_leave_their_block_unknown() -> None:
+    log, size = walk(), GRID.benchmark_bytes[0]
     log[5] = named(GRID.benchmark_bytes[1], "TREE", "SIMPLE", 1)
     assert ran(log) == [EVERY[0], None, *EVERY[2:]]
-    log = walk()
-    log[:CALLS] = [f"{PREFIX}AllReduce: {GRID.benchmark_bytes[0]} Bytes -> {tail}"] * CALLS
-    assert ran(log) == [None, *EVERY[1:]]
+    unnamed = f"{PREFIX}AllReduce: {size} Bytes -> CE"
+    for call in (named(size, "NEW"), named(size).replace("{0..", "{24.."), unnamed):
+        assert ran([call] * CALLS + walk()[CALLS:]) == [None, *EVERY[1:]]
 
 
 def test_what_all_communicators_ran_is_taken(tmp_path: Path) -> None:
@@ -300,3 +269,30 @@ def test_what_all_communicators_ran_is_taken(tmp_path: Path) -> None:
     other = [*WARMUP, *walk()[:-CALLS], *(line.replace("RING", "TREE") for line in walk()[-CALLS:])]
     (tmp_path / "nccl.n2.8.log").write_text("\n".join(other))
     assert ran(*comm_logs(tmp_path), warmup=()) == [*EVERY[:-1], None]
+
+
+def shape_of(text: str) -> list[str]:
+    """The layout of a text: figures, and what names a device or a release, replaced."""
+    text = re.sub(r"Pid +\d+ on +\S+ device +\d+ \[[^]]*\] .*", "DEVICE", text)
+    text = re.sub(r"version \S+", "RELEASE", text)
+    text = re.sub(r"Avg bus bandwidth    : \S+", "BANDWIDTH", text)
+    return re.sub(r"\d", "9", text).rstrip().splitlines()
+
+
+def test_lines_are_those_of_a_real_run(tmp_path: Path) -> None:
+    """Two GH200, one process each, NCCL 2.30.7: the same command line, digit for digit.
+
+    Its nccl-tests is 2.18.2, the newest of the logs that are whole; `src/util.cu` of 2.19.6 writes
+    these lines by the same formats.
+    """
+    real = (folder("logs") / "cscs_gh200_2ranks_v2.18.2.log").read_text(encoding="utf-8")
+    two = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    text = run_stand_in(tmp_path, "all_reduce_perf", "-b", "1M", "-e", "128M", "-f2", **two)
+    ours, theirs = shape_of(text), shape_of(real)[1:]
+    assert len(ours) == len(theirs)
+    for mine, line in zip(ours, theirs, strict=True):
+        if mine.lstrip()[:1] != "9":
+            assert mine == line
+        # Columns are right-aligned: each ends where the real one ends.
+        ends = [[m.end() for m in re.finditer(r"\S+", one)] for one in (mine, line)]
+        assert ends[0] == ends[1]

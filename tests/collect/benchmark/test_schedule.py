@@ -9,7 +9,6 @@ from pathlib import Path
 from threading import Timer
 from unittest.mock import patch
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,15 +36,6 @@ from tests.collect.benchmark.stand_in import feasible, launch_of, picked, sweep
 
 TRIALS = feasible(sweep())
 NET = '[{ name = "net", transport = "NET" }]'
-
-
-def test_what_runs_is_read_back_once() -> None:
-    made = sweep()
-    known = {trial.key for trial in TRIALS[2:]}
-    laid = lay_out(1, picked(made), made.file, plays_schedules=True, known=known)
-    [unknown] = [one for one in laid if one.mode is LaunchMode.READ_BACK]
-    assert unknown.is_scheduled
-    assert {trial.key for trial in unknown.trials} == {trial.key for trial in TRIALS[:2]}
 
 
 def test_gaps_are_filled_with_further_repeats_of_the_default() -> None:
@@ -77,17 +67,11 @@ def test_nothing_is_lost_whatever_is_picked(data: st.DataObject, count: int, lim
     assert len(set(grid.blocks)) == len(grid.blocks)
 
 
-def test_large_messages_have_longer_before_they_count_as_hung() -> None:
-    calls = Calls(20, 5, 1)
-    assert calls.slow_s(64 << 10) < 0.1
-    assert calls.slow_s(4 << 30) > 2 * 126  # LL with one channel took 126 s on two nodes of H100
-
-
 def test_command_line_of_a_sweep_and_of_a_read_back() -> None:
     def line(mode: LaunchMode, made: Sweep = IN_NET) -> str:
         launch = launch_of(NET_TRIALS, mode)
-        grid = deal(launch)
-        return " ".join(arguments(["x_perf"], launch, grid, made.file, gpus=8, folder=WORK))
+        words = arguments(["x_perf"], launch, deal(launch), made.file, gpus=8, folder=WORK)
+        return " ".join(words)
 
     walk = "x_perf -b 1048576 -e 4194304 -f 2 -g 8"
     assert line(LaunchMode.SWEEP) == f"{walk} -n 5 -w 2 -c 1 -d float -N 9 -J /w/rows.json"
@@ -101,7 +85,7 @@ NET_TRIALS = feasible(IN_NET)
 WORK = Path("/w")
 
 
-def test_small_messages_get_more_calls_in_a_process_of_their_own() -> None:
+def test_small_messages_get_more_calls_and_large_ones_have_longer() -> None:
     made = sweep(sizes='{ list = ["1K", "256K", "512K"] }')
     launches = lay_out(0, picked(made), made.file, plays_schedules=True)
     calls = {
@@ -116,6 +100,9 @@ def test_small_messages_get_more_calls_in_a_process_of_their_own() -> None:
     many = sweep(sizes='{ list = ["256K", "512K"] }', **alike)
     played, _ = lay_out(0, picked(many), many.file, plays_schedules=True)
     assert calls_of(played, many.file).iterations == 500
+    few = Calls(20, 5, 1)
+    assert few.slow_s(64 << 10) < 0.1
+    assert few.slow_s(4 << 30) > 2 * 126  # LL with one channel took 126 s on two nodes of H100
 
 
 def test_sweep_loads_the_plugin_in_its_profile() -> None:
@@ -136,17 +123,15 @@ def test_sweep_loads_the_plugin_in_its_profile() -> None:
     assert environment(reference, WORK, "", "") == ({}, PLUGIN_VARIABLES)
 
 
-PAIRS = '[{ num_nodes = 2, ranks_per_node = 4, split = "MOD 4" }]'
-
-
-@pytest.mark.parametrize("mode", [LaunchMode.REFERENCE, LaunchMode.PLAIN, LaunchMode.READ_BACK])
-def test_split_is_set_on_every_rank_and_its_mask_is_not(mode: LaunchMode) -> None:
-    launch = launch_of([sweep(groups=PAIRS).trials[0]], mode, scheduled=False)
-    found, unset = environment(launch, WORK, "", "")
-    assert found["NCCL_TESTS_SPLIT"] == "MOD 4"
-    assert "NCCL_TESTS_SPLIT_MASK" in unset
-    alone = launch_of(TRIALS[:1], mode, scheduled=False)
-    assert "NCCL_TESTS_SPLIT" not in environment(alone, WORK, "", "")[0]
+def test_split_is_set_on_every_rank_and_its_mask_is_not() -> None:
+    split = sweep(groups='[{ num_nodes = 2, ranks_per_node = 4, split = "MOD 4" }]')
+    for mode in (LaunchMode.REFERENCE, LaunchMode.PLAIN, LaunchMode.READ_BACK):
+        launch = launch_of([split.trials[0]], mode, scheduled=False)
+        found, unset = environment(launch, WORK, "", "")
+        assert found["NCCL_TESTS_SPLIT"] == "MOD 4"
+        assert "NCCL_TESTS_SPLIT_MASK" in unset
+        alone = launch_of(TRIALS[:1], mode, scheduled=False)
+        assert "NCCL_TESTS_SPLIT" not in environment(alone, WORK, "", "")[0]
 
 
 LAUNCH = launch_of(TRIALS)
@@ -177,25 +162,21 @@ def leave(
     return folder
 
 
-@pytest.mark.parametrize(
-    ("state", "status", "reason"),
-    [
+def test_times_of_a_block_that_was_not_played_are_not_its_configs(tmp_path: Path) -> None:
+    for state, status, reason in (
         (BlockState.UNAVAILABLE, "infeasible", "NCCL's cost table has no such cell here"),
         (BlockState.MIXED, "failed", "the plugin did not play all calls of this block (MIXED)"),
-    ],
-)
-def test_times_of_a_block_that_was_not_played_are_not_its_configs(
-    state: BlockState, status: str, reason: str, tmp_path: Path
-) -> None:
-    verdicts, began = judge(LAUNCH, leave(tmp_path, [PLAYED, state, PLAYED]), 3)
-    assert verdicts == [FINE, {"status": status, "reason": reason}, FINE]
-    assert began
+    ):
+        found = judge(LAUNCH, leave(tmp_path, [PLAYED, state, PLAYED]), 3)
+        assert found == ([FINE, {"status": status, "reason": reason}, FINE], True)
     assert judge(LAUNCH, leave(tmp_path), 0) == ([], False)
     # Without a schedule the rows alone tell.
     assert [judge(PLAIN, tmp_path, rows) for rows in (0, 1)] == [([], False), ([{}], True)]
 
 
-def test_without_a_whole_report_nobody_knows_what_was_played(tmp_path: Path) -> None:
+def test_without_a_whole_report_nobody_knows_what_was_played(
+    tmp_path: Path,
+) -> None:
     whole = (leave(tmp_path, [PLAYED] * 3) / REPORT_NAME).read_bytes()
     for cut in (*range(0, len(whole), 7), len(whole) - 1):
         (tmp_path / REPORT_NAME).write_bytes(whole[:cut])
@@ -205,9 +186,6 @@ def test_without_a_whole_report_nobody_knows_what_was_played(tmp_path: Path) -> 
     (tmp_path / REPORT_NAME).unlink()
     for verdict in judge(LAUNCH, tmp_path, 3)[0]:
         assert verdict["reason"].startswith("the plugin wrote no report, so the configs are not")
-
-
-def test_report_on_another_schedule_or_of_more_calls_is_none(tmp_path: Path) -> None:
     other = replace(SCHEDULE, cycles=SCHEDULE.cycles[:2])
     leave(tmp_path, [PLAYED] * 3, schedule=other)
     for verdict in judge(LAUNCH, tmp_path, 9)[0]:

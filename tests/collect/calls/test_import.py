@@ -1,17 +1,15 @@
 """Calls files of all ranks become one row a call; what is missing, twice or damaged is said."""
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
-import pytest
 
-from dynamiccl.collect.calls import ENTRY, HEADER
+from dynamiccl.collect.calls import ENTRY, HEADER, MAGIC, RECORD, VERSION
 from dynamiccl.collect.imports import ImportOptions, ImportSummary, import_files
 from dynamiccl.datasets import store
-from dynamiccl.errors import OutputError
-from tests.collect.calls.files import entry_bytes, header_bytes, record, write
 
 
 def take(
@@ -47,16 +45,15 @@ def test_time_skew_and_environment_by_hand(tmp_path: Path) -> None:
     assert (row["plugin_mode"], row["plugin_version"]) == ("observe", None)
 
 
-def test_time_is_unknown_unless_all_ranks_are_there_and_know_theirs(tmp_path: Path) -> None:
+def test_time_is_known_where_all_ranks_know_theirs_and_flags_have_columns(
+    tmp_path: Path,
+) -> None:
+    names = ("time_us", "skew_us", "ranks_seen", "ranks_timed", "sampled")
     row = row_of(tmp_path / "a", record(0, 0, 100.0), record(0, 1))
-    assert (row["time_us"], row["skew_us"]) == (None, None)
-    assert (row["ranks_seen"], row["ranks_timed"], row["sampled"]) == (2, 1, True)
+    assert [row[name] for name in names] == [None, None, 2, 1, True]
     row = row_of(tmp_path / "b", record(0, 1, 100.0))
-    assert (row["time_us"], row["ranks_seen"], row["num_ranks"]) == (None, 1, 2)
-
-
-def test_flags_have_their_columns(tmp_path: Path) -> None:
-    """What one rank says holds for the call."""
+    assert [row[name] for name in names] == [None, None, 1, 1, True]
+    # What one rank says by a flag holds for the call.
     shown = {
         1: (True, False, False),
         2: (False, True, False),
@@ -142,14 +139,7 @@ def test_impossible_records_are_dropped_with_a_reason(tmp_path: Path) -> None:
     }
 
 
-def test_what_the_ring_lost_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "calls.dcc"
-    path.write_bytes(header_bytes() + entry_bytes(record(0, 0), 3) + entry_bytes(record(5, 0), 1))
-    _, summary = take(path, tmp_path / "out")
-    assert summary.files[0].remarks == ["4 calls were not recorded: the plugin's ring was full"]
-
-
-def test_torn_and_damaged_entries_are_named_and_cost_nothing_else(tmp_path: Path) -> None:
+def test_torn_damaged_and_lost_entries_are_named_and_cost_nothing_else(tmp_path: Path) -> None:
     path = write(tmp_path / "in", [record(i, 0) for i in range(5)])
     data = bytearray(path.read_bytes()[:-30])
     places = [HEADER.itemsize + number * ENTRY.itemsize for number in (1, 4)]
@@ -161,12 +151,81 @@ def test_torn_and_damaged_entries_are_named_and_cost_nothing_else(tmp_path: Path
         (str(path), f"the entry at byte {places[0]} is damaged"),
         (str(path), f"the entry at byte {places[1]} is torn after 50 bytes"),
     }
+    path = tmp_path / "calls.dcc"  # of a ring that was full
+    path.write_bytes(header_bytes() + entry_bytes(record(0, 0), 3) + entry_bytes(record(5, 0), 1))
+    _, summary = take(path, tmp_path / "lost")
+    assert summary.files[0].remarks == ["4 calls were not recorded: the plugin's ring was full"]
 
 
-def test_bad_file_among_good_ones_costs_only_itself(tmp_path: Path) -> None:
-    write(tmp_path / "in", [record(0, 0)])
-    (tmp_path / "in" / "foreign.dcc").write_bytes(b"something else")
-    (tmp_path / "in" / "note.txt").write_text("not looked at")
-    with pytest.raises(OutputError, match=r"foreign\.dcc is not a calls file.* 1 calls \(0 with"):
-        take(tmp_path / "in", tmp_path / "out")
-    assert store.read(tmp_path / "out", "calls").height == 1
+MIB: Final = 1 << 20
+FINGERPRINT: Final = "gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8;nccl=22907"
+_PLAIN: Final[dict[str, Any]] = {
+    "comm_id": 0xABC,
+    "size_bytes": MIB,
+    "enqueued_ns": 1_790_000_000_000_000_000,
+    "num_ranks": 2,
+    "num_nodes": 1,
+    "collective": 4,
+    "algorithm": 1,
+    "protocol": 2,
+    "num_channels": 8,
+    "num_warps": 16,
+    "datatype": 7,
+}
+
+
+def fnv1a(data: bytes) -> int:
+    """64-bit FNV-1a, a byte at a time."""
+    digest = 0xCBF29CE484222325
+    for byte in data:
+        digest = (digest ^ byte) * 0x100000001B3 % 2**64
+    return digest
+
+
+def record(sequence: int, rank: int, time_us: float | None = None, **columns: Any) -> np.void:
+    """What one rank recorded of a call; `time_us` None = not sampled."""
+    start = 10**9 * (rank + 1)  # GPUs have clocks of their own
+    times = {"start_ns": start, "stop_ns": start + round(1000 * time_us)} if time_us else {}
+    values = {**_PLAIN, "sequence": sequence, "rank": rank, **times, **columns}
+    made: np.void = np.zeros(1, dtype=RECORD)[0]
+    for name, value in values.items():
+        made[name] = value
+    return made
+
+
+def header_bytes(*, rank: int = 0, **values: Any) -> bytes:
+    """A header with a right checksum."""
+    header = np.zeros((), dtype=HEADER)
+    plain = {
+        "version": VERSION,
+        "header_bytes": HEADER.itemsize,
+        "entry_bytes": ENTRY.itemsize,
+        "pid": 100 + rank,
+        "world_rank": rank,
+        "host": b"node-1",
+        "mode": b"observe",
+        "job": b"4711",
+        "fingerprint": FINGERPRINT.encode(),
+    }
+    for name, value in {**plain, **values}.items():
+        header[name] = value
+    header["magic"] = MAGIC
+    raw = header.tobytes()[:-8]
+    return raw + fnv1a(raw).to_bytes(8, "little")
+
+
+def entry_bytes(made: np.void, dropped: int = 0) -> bytes:
+    """One entry with a right checksum."""
+    raw = made.tobytes() + dropped.to_bytes(4, "little")
+    return raw + (fnv1a(raw) % 2**32).to_bytes(4, "little")
+
+
+def write(
+    folder: Path, records: Iterable[np.void], *, rank: int = 0, number: int = 0, **header: Any
+) -> Path:
+    """One file of one rank."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"calls-node-1-{100 + rank}-r{rank}-{number:04}.dcc"
+    head = header_bytes(rank=rank, number=number, **header)
+    path.write_bytes(head + b"".join(map(entry_bytes, records)))
+    return path

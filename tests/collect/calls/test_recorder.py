@@ -48,34 +48,47 @@ BROADCAST, REDUCE, GATHER, SCATTER, ALL_REDUCE = range(5)
 UNKNOWN = 255
 
 
-@pytest.fixture(name="library")
-def library_fixture(plugin_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setenv("DYNAMICCL_CALLS_DIR", str(tmp_path / "calls"))
-    return Path(shutil.copy(plugin_path.with_name(PROFILER_NAME), tmp_path / "profiler.so"))
+class Job:
+    """A process with its own copy of the library, which records into `calls`."""
+
+    def __init__(self, plugin: Path, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.calls, self.patch = folder / "calls", patch
+        self.library = shutil.copy(plugin.with_name(PROFILER_NAME), folder / "profiler.so")
+        patch.delenv("RANK", raising=False)
+        patch.setenv("DYNAMICCL_CALLS_DIR", str(self.calls))
+
+    def set(self, **variables: str) -> None:
+        for name, value in variables.items():
+            self.patch.setenv(name, value)
+
+    def nccl(self, version: int = 5, **more: Any) -> Nccl:
+        return Nccl(self.library, version, **more)
+
+    @contextmanager
+    def recording(self, version: int = 5, **shape: Any) -> Iterator[Comm]:
+        """One communicator, ended behind the `with`."""
+        comm = self.nccl(version).comm(**shape)
+        yield comm
+        comm.finalize()
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted(self.calls.iterdir())
+
+    @property
+    def records(self) -> "np.ndarray[tuple[int], np.dtype[np.void]]":
+        """In the order in which they were written."""
+        return np.concatenate([read_records(p, FileReport(str(p), "calls")) for p in self.files])
 
 
-def files(tmp_path: Path) -> list[Path]:
-    return sorted((tmp_path / "calls").iterdir())
-
-
-def records(tmp_path: Path) -> "np.ndarray[tuple[int], np.dtype[np.void]]":
-    """All records of a process, in the order in which they were written."""
-    read = [read_records(path, FileReport(str(path), "calls")) for path in files(tmp_path)]
-    return np.concatenate(read)
-
-
-@contextmanager
-def recording(library: Path, version: int = 5, **shape: Any) -> Iterator[Comm]:
-    """One communicator, ended behind the `with`."""
-    comm = Nccl(library, version).comm(**shape)
-    yield comm
-    comm.finalize()
+@pytest.fixture
+def job(plugin_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    return Job(plugin_path, tmp_path, monkeypatch)
 
 
 @VERSIONS
-def test_records_say_what_ran(version: int, library: Path, tmp_path: Path) -> None:
-    comm = Nccl(library, version, allgatherv=False).comm(0xABC, rank=3, ranks=8, nodes=2)
+def test_records_say_what_ran(version: int, job: Job) -> None:
+    comm = job.nccl(version, allgatherv=False).comm(0xABC, rank=3, ranks=8, nodes=2)
     assert comm.call()[0].handle is None  # not sampled: nothing more to hear
     for call in (
         Call("AllGather", 4096, "ncclInt8", 4, "PAT", "SIMPLE"),
@@ -88,7 +101,7 @@ def test_records_say_what_ran(version: int, library: Path, tmp_path: Path) -> No
     ):
         comm.call(call)
     comm.finalize()
-    found = records(tmp_path)
+    found = job.records
     told = [name for name in found.dtype.names or () if name != "enqueued_ns"]
     same = {"comm_id": 0xABC, "rank": 3, "num_ranks": 8, "num_nodes": 2, "num_warps": 16}
     numbers = (
@@ -112,11 +125,9 @@ def test_records_say_what_ran(version: int, library: Path, tmp_path: Path) -> No
 
 
 @VERSIONS
-def test_times_are_of_all_channels_or_none(
-    version: int, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DYNAMICCL_SAMPLE_PERCENT", "100")
-    nccl = Nccl(library, version)
+def test_times_are_of_all_channels_or_none(version: int, job: Job) -> None:
+    job.set(DYNAMICCL_SAMPLE_PERCENT="100")
+    nccl = job.nccl(version)
     comm = nccl.comm(1)
     launched = [comm.call()[0] for _ in range(8)]
     assert {each.kernels for each in launched} == {2}
@@ -135,7 +146,7 @@ def test_times_are_of_all_channels_or_none(
     comm.stop(launched[5].handle)
     later.kernels(fresh, 50, 60)
     later.finalize()
-    found = records(tmp_path)
+    found = job.records
     assert Counter(found["comm_id"].tolist()) == {1: 8, 2: 1}
     times = {
         (r["comm_id"], r["sequence"]): (r["start_ns"], r["stop_ns"], r["flags"]) for r in found
@@ -144,28 +155,26 @@ def test_times_are_of_all_channels_or_none(
     assert times == {key: timed.get(key, (0, 0, FLAG_INCOMPLETE)) for key in times}
 
 
-def test_the_oldest_gives_way(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_oldest_gives_way(job: Job) -> None:
     """Of more calls than can wait for their times; what is late for it is nobody's."""
-    monkeypatch.setenv("DYNAMICCL_SAMPLE_PERCENT", "100")
-    with recording(library) as comm:
+    job.set(DYNAMICCL_SAMPLE_PERCENT="100")
+    with job.recording() as comm:
         waiting = [comm.call()[0] for _ in range(1100)]
         for place, launched in enumerate(waiting):
             comm.kernels(launched, 1 if place < 76 else 100, 200)
-    found = np.sort(records(tmp_path), order="sequence")
+    found = np.sort(job.records, order="sequence")
     assert found["sequence"].tolist() == [*range(1100)]
     assert (found["flags"][:76] == FLAG_INCOMPLETE).all()
     assert (found["start_ns"][76:] == 100).all()
 
 
 @VERSIONS
-def test_captured_calls_are_marked(version: int, library: Path, tmp_path: Path) -> None:
-    with recording(library, version) as comm:
+def test_captured_calls_are_marked(version: int, job: Job) -> None:
+    with job.recording(version) as comm:
         comm.call()
         for _ in range(3):
             comm.call(Call(captured=True))
-    found = records(tmp_path)
+    found = job.records
     assert found["sequence"].tolist() == [0, 1, 1, 1]
     # 2.27 does not say so; there a number that stands still does.
     first = 0 if version == 4 else FLAG_CAPTURED
@@ -184,9 +193,9 @@ def sampled(comm: Comm, calls: int, *, captured: bool = False) -> list[int]:
 
 
 @VERSIONS
-def test_one_percent_is_whole_bursts_that_all_ranks_know(version: int, library: Path) -> None:
+def test_one_percent_is_whole_bursts_that_all_ranks_know(version: int, job: Job) -> None:
     quiet = COLL | (0 if version == 4 else KERNEL_LAUNCH)
-    with recording(library, version) as comm:
+    with job.recording(version) as comm:
         assert comm.nccl.mask.value == quiet
         assert sampled(comm, 5000) == [
             place for place in range(5000) if place // BURST % 100 == 0 and place >= BURST
@@ -198,11 +207,9 @@ def test_one_percent_is_whole_bursts_that_all_ranks_know(version: int, library: 
     ("percent", "taken"),
     [("0", 0), ("100", 320), ("50", 144), ("12.5", 32), ("", 0), ("ten", 0), ("100.1", 0)],
 )
-def test_share_of_calls_is_what_was_asked_for(
-    percent: str, taken: int, library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DYNAMICCL_SAMPLE_PERCENT", percent)
-    with recording(library) as comm:
+def test_share_of_calls_is_what_was_asked_for(percent: str, taken: int, job: Job) -> None:
+    job.set(DYNAMICCL_SAMPLE_PERCENT=percent)
+    with job.recording() as comm:
         assert len(sampled(comm, 320)) == taken
     assert not comm.nccl.is_wide()
     is_wrong = "is not a number from 0 to 100" in comm.nccl.lines[0]
@@ -210,9 +217,9 @@ def test_share_of_calls_is_what_was_asked_for(
 
 
 @pytest.mark.parametrize("size", [4, 64])
-def test_large_groups_are_sampled_too(size: int, library: Path) -> None:
+def test_large_groups_are_sampled_too(size: int, job: Job) -> None:
     """All calls of a group are made before the first of their events."""
-    with recording(library) as comm:
+    with job.recording() as comm:
         groups = (comm.call(*[Call()] * size) for _ in range(9600 // size))
         wide = sum(each.kernels > 0 for group in groups for each in group)
         assert 0 < wide <= 9600 // 100 + 64 + size
@@ -220,8 +227,8 @@ def test_large_groups_are_sampled_too(size: int, library: Path) -> None:
 
 
 @VERSIONS
-def test_a_burst_that_never_ends_has_a_budget(version: int, library: Path) -> None:
-    nccl = Nccl(library, version)
+def test_a_burst_that_never_ends_has_a_budget(version: int, job: Job) -> None:
+    nccl = job.nccl(version)
     stalled, busy = nccl.comm(1), nccl.comm(2)
     sampled(stalled, 1604)
     assert nccl.is_wide()
@@ -235,8 +242,8 @@ def test_a_burst_that_never_ends_has_a_budget(version: int, library: Path) -> No
 
 
 @VERSIONS
-def test_capture_ends_a_burst(version: int, library: Path) -> None:
-    nccl = Nccl(library, version)
+def test_capture_ends_a_burst(version: int, job: Job) -> None:
+    nccl = job.nccl(version)
     comm = nccl.comm()
     sampled(comm, 1599)
     assert not nccl.is_wide()
@@ -250,9 +257,9 @@ def test_capture_ends_a_burst(version: int, library: Path) -> None:
     assert nccl.is_wide() == (version == 4)
 
 
-def test_a_broadcast_is_recorded_by_its_call(library: Path, tmp_path: Path) -> None:
+def test_a_broadcast_is_recorded_by_its_call(job: Job) -> None:
     """From 2.29 on nothing else tells of it, and not how it ran: no default stands for that."""
-    comm = Nccl(library, 6).comm(ranks=1)
+    comm = job.nccl(6).comm(ranks=1)
     broadcast = Call("Broadcast", 1000, "ncclBfloat16", root=3)
     comm.call(broadcast)
     comm.call()
@@ -260,43 +267,37 @@ def test_a_broadcast_is_recorded_by_its_call(library: Path, tmp_path: Path) -> N
     comm.call(Call("Broadcast", 10, "ncclBfloat16", captured=True))
     comm.call(broadcast)
     comm.finalize()
-    found = records(tmp_path)
+    found = job.records
     broadcasts = found[found["collective"] == BROADCAST]
     assert broadcasts["sequence"].tolist() == [0, 1, 2, 3, 3]
     assert broadcasts["size_bytes"].tolist() == [2000, 2000, 2000, 20, 2000]
     assert broadcasts["flags"].tolist() == [0, 0, 0, FLAG_CAPTURED, 0]
     assert len(found) == 6
-    import_files(
-        [tmp_path / "calls"], tmp_path / "out", options=ImportOptions(system="box", sweep="jobs")
-    )
-    calls = store.read(tmp_path / "out", "calls")
-    row = calls.filter(collective="Broadcast", sequence=0).row(0, named=True)
-    assert (row["datatype"], row["size_bytes"], row["asks_tuner"]) == ("bfloat16", 2000, True)
-    assert {
-        row[f"actual_{name}"] for name in ("algorithm", "protocol", "num_channels", "num_warps")
-    } == {None}
-    assert (row["time_us"], row["sampled"]) == (None, False)
+    out = job.calls.with_name("out")
+    import_files([job.calls], out, options=ImportOptions(system="box", sweep="jobs"))
+    calls = store.read(out, "calls").filter(collective="Broadcast", sequence=0)
+    told = calls.select("datatype", "size_bytes", "asks_tuner", "sampled", "time_us").row(0)
+    assert told == ("bfloat16", 2000, True, False, None)
+    names = ("algorithm", "protocol", "num_channels", "num_warps")
+    assert calls.select(f"actual_{name}" for name in names).row(0) == (None,) * 4
 
 
-def test_broadcasts_of_several_roots_in_a_group_are_none(library: Path, tmp_path: Path) -> None:
+def test_broadcasts_of_several_roots_in_a_group_are_none(job: Job) -> None:
     """NCCL runs them as one AllGatherV, about which it asks as about an AllGather."""
-    with recording(library, 6) as comm:
+    with job.recording(6) as comm:
         comm.call(*[Call("Broadcast", 10 + root, root=root) for root in range(4)])
         comm.call(Call("Broadcast", 20, root=2))
-    assert records(tmp_path)["size_bytes"].tolist() == [80]
+    assert job.records["size_bytes"].tolist() == [80]
 
 
-def test_header_says_whose_calls_these_are(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "12")
-    monkeypatch.setenv("SLURM_JOB_ID", "88")
-    monkeypatch.setenv("DYNAMICCL_MODE", "table")
-    monkeypatch.setenv("DYNAMICCL_MACHINE", "gpu=box*8;mig=0;nic=socket*1")
+def test_header_says_whose_calls_these_are(job: Job) -> None:
+    machine = "gpu=box*8;mig=0;nic=socket*1"
+    job.set(OMPI_COMM_WORLD_RANK="12", SLURM_JOB_ID="88")
+    job.set(DYNAMICCL_MODE="table", DYNAMICCL_MACHINE=machine)
     for comm_id in range(3):  # all into one file
-        with recording(library, comm_id=comm_id) as comm:
+        with job.recording(comm_id=comm_id) as comm:
             comm.call()
-    (path,) = files(tmp_path)
+    (path,) = job.files
     host, pid = os.uname().nodename, os.getpid()
     assert path.name == f"calls-{host}-{pid}-r12-0000.dcc"
     header = read_header(path)
@@ -305,20 +306,17 @@ def test_header_says_whose_calls_these_are(
         "host": host.encode(),
         "mode": b"table",
         "job": b"88",
-        "fingerprint": b"gpu=box*8;mig=0;nic=socket*1",
+        "fingerprint": machine.encode(),
         "world_rank": 12,
         "sample_ppm": 10_000,
     }
-    assert len(records(tmp_path)) == 3
+    assert len(job.records) == 3
 
 
-def test_files_rotate_within_a_bound(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DYNAMICCL_CALLS_MAX_MIB", "1")
-    monkeypatch.setenv("DYNAMICCL_SAMPLE_PERCENT", "0")
+def test_files_rotate_within_a_bound(job: Job) -> None:
+    job.set(DYNAMICCL_CALLS_MAX_MIB="1", DYNAMICCL_SAMPLE_PERCENT="0")
     mib = 1 << 20
-    nccl, calls = Nccl(library, 5), 3 * mib // 2 // ENTRY.itemsize
+    nccl, calls = job.nccl(5), 3 * mib // 2 // ENTRY.itemsize
     comm = nccl.comm()
     for number in range(calls):
         comm.call()
@@ -326,11 +324,11 @@ def test_files_rotate_within_a_bound(
             other = nccl.comm()
             other.finalize()
             with suppress(FileNotFoundError):  # the recorder took it away meanwhile
-                assert sum(path.stat().st_size for path in files(tmp_path)) <= mib
+                assert sum(path.stat().st_size for path in job.files) <= mib
     comm.finalize()
-    assert len(files(tmp_path)) == 8
-    assert all("-rx-" in path.name for path in files(tmp_path))
-    kept = records(tmp_path)["sequence"]
+    assert len(job.files) == 8
+    assert all("-rx-" in path.name for path in job.files)
+    kept = job.records["sequence"]
     assert kept.tolist() == [*range(calls - len(kept), calls)]
     assert len(kept) * ENTRY.itemsize > mib * 3 // 4
 
@@ -345,34 +343,34 @@ def test_files_rotate_within_a_bound(
     ],
 )
 def test_a_directory_that_others_may_change_is_refused(
-    make: Callable[[Path], object], why: str, library: Path, tmp_path: Path
+    make: Callable[[Path], object], why: str, job: Job
 ) -> None:
     if "another" in why and os.geteuid() != 0:
         pytest.skip("only root may give a directory away")
-    calls = tmp_path / "calls"
+    calls = job.calls
     make(calls)
-    with recording(library) as comm:
+    with job.recording() as comm:
         comm.call()
     (line,) = comm.nccl.lines
     assert line.endswith(f"cannot keep calls in {calls}: {why}; GPU times of 1 % of the calls")
-    assert not list(tmp_path.rglob("*.dcc"))
+    assert not list(calls.parent.rglob("*.dcc"))
 
 
-def test_on_a_full_disk_the_file_ends_with_a_whole_entry(library: Path, tmp_path: Path) -> None:
+def test_on_a_full_disk_the_file_ends_with_a_whole_entry(job: Job) -> None:
     """As on a full disk a write comes back short, and the next one fails."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     two = HEADER.itemsize + 2 * ENTRY.itemsize
     resource.setrlimit(resource.RLIMIT_FSIZE, (two + 11, before[1]))
     try:
-        with recording(library) as comm:
+        with job.recording() as comm:
             for _ in range(5):
                 comm.call()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [path.stat().st_size for path in files(tmp_path)] == [two]
+    assert [path.stat().st_size for path in job.files] == [two]
 
 
-def test_killed_rank_loses_no_more_than_its_buffer(library: Path, tmp_path: Path) -> None:
+def test_killed_rank_loses_no_more_than_its_buffer(job: Job) -> None:
     """The file of a process that never finalizes is read up to its last whole entry."""
     code = (
         "import os, sys, time; from tests.collect.calls.rank import Nccl\n"
@@ -381,17 +379,15 @@ def test_killed_rank_loses_no_more_than_its_buffer(library: Path, tmp_path: Path
         "time.sleep(0.5); os._exit(9)"
     )
     root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", code, str(library)], cwd=root, check=False)
+    done = subprocess.run([sys.executable, "-c", code, str(job.library)], cwd=root, check=False)
     assert done.returncode == 9
-    assert len(records(tmp_path)) == 41
+    assert len(job.records) == 41
 
 
-def test_without_a_directory_it_only_hears_of_captures(
-    library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("DYNAMICCL_CALLS_DIR")
+def test_without_a_directory_it_only_hears_of_captures(job: Job) -> None:
+    job.patch.delenv("DYNAMICCL_CALLS_DIR")
     before = {path.name for path in Path("/proc/self/task").iterdir()}
-    with recording(library) as comm:
+    with job.recording() as comm:
         assert comm.nccl.mask.value == COLL | KERNEL_LAUNCH
         assert sampled(comm, 2000) == []
     # One of the test before may end meanwhile.
@@ -400,11 +396,9 @@ def test_without_a_directory_it_only_hears_of_captures(
     assert comm.nccl.lines == [f"DYNAMICCL: {said}"]
 
 
-def test_disabled_it_asks_for_no_events(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DYNAMICCL_DISABLE", "1")
-    with recording(library) as comm:
+def test_disabled_it_asks_for_no_events(job: Job) -> None:
+    job.set(DYNAMICCL_DISABLE="1")
+    with job.recording() as comm:
         assert (comm.context.value, comm.nccl.mask.value) == (None, 0)
         comm.call()
-    assert not (tmp_path / "calls").exists()
+    assert not (job.calls).exists()

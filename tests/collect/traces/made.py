@@ -48,11 +48,7 @@ def inspector_line(
         **record,
     }
     told = {"id": "0x7f8c496ae9f661", "rank": rank, "n_ranks": 2, "nnodes": 1, **(header or {})}
-    return {"header": told, "metadata": inspector_metadata(version), "coll_perf": perf}
-
-
-def inspector_metadata(version: str) -> dict[str, Any]:
-    return {
+    metadata = {
         "inspector_output_format_version": version,
         "git_rev": "",
         "rec_mechanism": "nccl_profiler_interface",
@@ -60,6 +56,7 @@ def inspector_metadata(version: str) -> dict[str, Any]:
         "hostname": "n01",
         "pid": 17,
     }
+    return {"header": told, "metadata": metadata, "coll_perf": perf}
 
 
 def write_lines(path: Path, *documents: object) -> Path:

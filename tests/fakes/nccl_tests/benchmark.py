@@ -21,11 +21,10 @@ from dynamiccl.collect.grid import DATATYPE_BYTES
 from dynamiccl.nccl import Collective
 from tests.fakes.nccl_tests.install import PROGRAMS
 from tests.fakes.nccl_tests.nccl import Choice, Nccl, die, hang
-from tests.fakes.nccl_tests.tuner import NcclFailed
 from tests.fakes.nccl_tests.world import colours, communicator, slowdowns, world_of
 
-#: `testResult_t` of an NCCL call that failed, and the exit status of wrong values.
-_NCCL_ERROR, _WRONG = 3, 7
+#: The exit status of wrong values.
+_WRONG = 7
 _PER_RANK: Final = frozenset({Collective.AllGather, Collective.ReduceScatter, Collective.AlltoAll})
 _ROOTED: Final = frozenset({Collective.Broadcast, Collective.Reduce})
 #: Collectives without an operation, and those whose in-place halves are timed and not checked.
@@ -34,26 +33,13 @@ _NOT_IN_PLACE: Final = frozenset({Collective.AlltoAll, Collective.SendRecv})
 _WRONG_VALUES: Final = 17
 
 
-class Stop(Exception):
-    """Raised to end a program before its end: exit status, and what it prints."""
-
-    def __init__(self, status: int, out: str) -> None:
-        super().__init__(out)
-        self.status, self.out = status, out
-
-
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run one program; `arguments[0]` is its path. Returns the exit status."""
     # As the real `main` does, so that each row appears when it is done, and not before.
     sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     for number in (signal.SIGPIPE, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    try:
-        Benchmark(arguments, _OPTIONS.parse_args(arguments[1:]), environment).run()
-    except Stop as stop:
-        sys.stdout.write(stop.out)
-        return stop.status
-    return 0
+    return Benchmark(arguments, _OPTIONS.parse_args(arguments[1:]), environment).run()
 
 
 def _bytes(text: str) -> int:
@@ -104,13 +90,10 @@ class Benchmark:
         self._launch = environment.get("FAKE_LAUNCH", f"{os.getpid()}-{time.time_ns()}")
         self._report.head(arguments, environment, [*self._devices()])
 
-    def run(self) -> None:
-        """Everything from the communicators to the footer. Raises Stop where it fails."""
+    def run(self) -> int:
+        """Everything from the communicators to the footer. Returns the exit status."""
         options, report = self._options, self._report
-        try:
-            self._nccl.connect()
-        except NcclFailed as error:
-            raise self._failure(error, "common.cu:222") from error
+        self._nccl.connect()
         sys.stdout.flush()
         report.table_head()
         # The warm-up doubles the size, whatever the factor of the walk is.
@@ -132,7 +115,9 @@ class Benchmark:
         self._nccl.finish()
         report.foot(self._wrong_halves, sum(self._busbw) / len(self._busbw))
         if self._wrong_halves:
-            raise Stop(_WRONG, self._origin())
+            host, pid = self._world.host, os.getpid()
+            sys.stdout.write(f" .. {host} pid {pid}: Test failure common.cu:1454\n")
+        return _WRONG if self._wrong_halves else 0
 
     def _devices(self) -> Iterator[dict[str, Any]]:
         """A record for each rank, as JSON has them."""
@@ -140,10 +125,9 @@ class Benchmark:
         for process, host in enumerate(world.hosts):
             local = world.hosts[:process].count(host)
             local = world.local_rank if process == world.rank else local
-            first = int(self._environment.get("NCCL_TESTS_DEVICE", local * gpus))
-            for device in range(first, first + gpus):
+            for device in range(local * gpus, (local + 1) * gpus):
                 yield {
-                    "rank": process * gpus + device - first,
+                    "rank": (process - local) * gpus + device,
                     "group": self._colours[process],
                     # Other processes' ids are made up: only they know them.
                     "pid": os.getpid() + process - world.rank,
@@ -175,11 +159,8 @@ class Benchmark:
         }
 
     def _call(self, count: int) -> Choice | None:
-        """One call by every GPU of this process. Raises Stop."""
-        try:
-            return self._nccl.call(self._collective, count * self._type_bytes)
-        except NcclFailed as error:
-            raise self._failure(error, "common.cu:619") from error
+        """One call by every GPU of this process."""
+        return self._nccl.call(self._collective, count * self._type_bytes)
 
     def _measure(self, entry: dict[str, Any], name: str, cycle: int) -> None:
         """Add one half to a row: the figures of one buffer or two."""
@@ -219,15 +200,6 @@ class Benchmark:
     def _is_told(self, name: str, choice: Choice | None) -> bool:
         """Whether FAKE_HANG, FAKE_CRASH or FAKE_WRONG names this call."""
         return self._environment.get(name) in ({"ABSTAIN"} if choice is None else choice.keys)
-
-    def _failure(self, error: NcclFailed, place: str) -> Stop:
-        """What a process prints of its failure, from the inside out."""
-        host, last = self._world.host, self._nccl.log.last_error
-        said = f"{host}: Test NCCL failure {place} '{error} / {last}'\n"
-        return Stop(_NCCL_ERROR, said + self._origin())
-
-    def _origin(self) -> str:
-        return f" .. {self._world.host} pid {os.getpid()}: Test failure common.cu:1454\n"
 
 
 #: Releases: of nccl-tests, and NCCL's 2.30.7 as NCCL_VERSION_CODE.

@@ -1,9 +1,9 @@
 """NCCL 2.30.7 as a benchmark sees it: communicators, a decision for every call, and its log.
 
-Order and errors are NCCL's (`src/init.cc`, `src/enqueue.cc`, `src/graph/tuning.cc`): a tuner is
-asked by every rank for every call, its error fails the call, and ranks that decide differently wait
-for each other for ever. What kills NCCL kills this process, by the same signal. Costs and times are
-the simulator's; what it does not know of (transports, AlltoAll, SendRecv) is made up.
+The order is NCCL's (`src/init.cc`, `src/enqueue.cc`, `src/graph/tuning.cc`): a tuner is asked by
+every rank for every call, and ranks that decide differently wait for each other for ever. A tuner's
+error, and what would kill NCCL, is a failed assertion. Costs and times are the simulator's; what it
+does not know of (transports, AlltoAll, SendRecv) is made up.
 """
 
 import os
@@ -24,7 +24,7 @@ from dynamiccl.nccl import COST_IGNORE, MAX_CHANNELS, Algorithm, Collective, Con
 from dynamiccl.simulator.h100 import BUFFER_BYTES, H100System, default_model, true_us
 from dynamiccl.simulator.physics import asked_chunk_bytes, largest_chunk_bytes
 from dynamiccl.simulator.system import Call, Group
-from tests.fakes.nccl_tests.tuner import INTERNAL_ERROR, NcclFailed, Tuner, load
+from tests.fakes.nccl_tests.tuner import Tuner, load
 from tests.fakes.nccl_tests.world import World
 
 _CELLS: Final = tuple((a, p) for a in Algorithm for p in Protocol)
@@ -65,8 +65,6 @@ class Log:
         self._subsystems = environment.get("NCCL_DEBUG_SUBSYS", "INIT,BOOTSTRAP,ENV").split(",")
         self._prefix = f"{host}:{os.getpid()}:{threading.get_native_id()} "
         self._file: TextIO = sys.stdout
-        #: What `ncclGetLastError` returns.
-        self.last_error = ""
         name = environment.get("NCCL_DEBUG_FILE", "")
         if self._warns and name:
             name = name.replace("%h", host).replace("%p", str(os.getpid()))
@@ -84,11 +82,6 @@ class Log:
         if self._warns:
             prefix = f"{self._prefix}[0] NCCL INFO " if self._informs else ""
             self._file.write(f"{prefix}NCCL version 2.30.7+cuda12.9\n")
-
-    def fail(self, text: str, where: str) -> None:
-        self.last_error = text
-        if self._warns:
-            self._file.write(f"\n{self._prefix}[0] {where} NCCL WARN {text}\n")
 
 
 class Nccl:
@@ -113,7 +106,7 @@ class Nccl:
         self._choice = cache(self._chosen)
 
     def connect(self) -> None:
-        """Make the communicators of this process's ranks. Raises NcclFailed."""
+        """Make the communicators of this process's ranks."""
         values, log, rank = self._environment, self.log, self._world.rank
         if rank == 0:
             log.version()
@@ -130,7 +123,7 @@ class Nccl:
     def call(self, collective: Collective, printed: int) -> Choice | None:
         """One call of this process's ranks; None where NCCL has nothing to decide.
 
-        `printed` bytes are one rank's for AllGather and ReduceScatter. Raises NcclFailed.
+        `printed` bytes are one rank's for AllGather and ReduceScatter.
         """
         if not collective.tunable or self.num_ranks == 1:
             return None
@@ -169,18 +162,13 @@ class Nccl:
         most = int(self._environment.get("NCCL_MAX_CTAS", MAX_CHANNELS))
         return min(default_model().max_channels(self._group, algorithm), most)
 
-    def _has(self, collective: Collective, algorithm: Algorithm, protocol: Protocol) -> bool:
-        """Whether NCCL has that cell here."""
-        return (algorithm, protocol) in default_model().cells(self._group, collective)
-
     def _predicted(self, collective: Collective, size_bytes: int) -> tuple[float, ...]:
         """What NCCL hands to a tuner: predicted us of each cell, -1 where it is not available."""
         call = Call(self._group, collective, size_bytes)
-        costs = array("f", [COST_IGNORE] * len(_CELLS))
-        for number, cell in enumerate(_CELLS):
-            if self._has(collective, *cell):
-                costs[number] = default_model().cost_us(call, *cell)
-        return tuple(costs)
+        model = default_model()
+        has = model.cells(self._group, collective)
+        costs = (model.cost_us(call, *cell) if cell in has else COST_IGNORE for cell in _CELLS)
+        return tuple(array("f", costs))
 
     def _decide(self, collective: Collective, size_bytes: int) -> Choice:
         call, tuner = (collective, size_bytes), self._tuner
@@ -202,19 +190,14 @@ class Nccl:
     def _chosen(
         self, collective: Collective, size_bytes: int, told: tuple[float, ...], channels: int
     ) -> Choice:
-        """The first of the cheapest cells, with the channels asked for. Raises NcclFailed."""
+        """The first of the cheapest cells, with the channels asked for."""
         known = self._costs(collective, size_bytes)
         # The number lies in a signed byte; none, or less than none, is divided by.
         asked = (channels + 128) % 256 - 128
+        assert asked > 0 or not channels
         # Nor does NCCL look whether it has a cell at all.
-        unknown = any(before < 0 <= after for before, after in zip(known, told, strict=True))
-        if unknown or (channels and asked <= 0):
-            die(signal.SIGFPE)
+        assert not any(before < 0 <= after for before, after in zip(known, told, strict=True))
         costs = {cell: cost for cell, cost in zip(_CELLS, told, strict=True) if cost >= 0}
-        if not costs:
-            text = f"No algorithm/protocol available for function {collective.wire}."
-            self.log.fail(text, "enqueue.cc:1970")
-            raise NcclFailed(INTERNAL_ERROR)
         algorithm, protocol = min(costs, key=lambda cell: costs[cell])
         call, opened = Call(self._group, collective, size_bytes), self._opened(algorithm)
         used = default_model(opened).num_channels(call, algorithm, protocol, asked or None)
@@ -264,7 +247,8 @@ class Nccl:
 
     def _cell(self, collective: Collective, algorithm: Algorithm, protocol: Protocol) -> str:
         line = default_model().lines(self._group).get((collective, algorithm, protocol))
-        taken = line is not None and self._has(collective, algorithm, protocol)
+        has = default_model().cells(self._group, collective)
+        taken = line is not None and (algorithm, protocol) in has
         latency_us = line.latency_us if line else 0.0
         return f"{latency_us:8.1f}/{line.algbw_gbytes_per_s if line and taken else 0.0:6.1f} |"
 

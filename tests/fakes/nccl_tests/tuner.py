@@ -12,8 +12,6 @@ from typing import Any, Final
 
 from dynamiccl.nccl import Collective
 
-#: `ncclResult_t`.
-INTERNAL_ERROR: Final = 3
 #: Subsystem bits of NCCL's logger (`src/include/nccl_common.h`).
 _BITS: Final = {0x1: "INIT", 0x40: "TUNING", 0x80: "ENV"}
 #: `ncclDebugLogger_t` with one argument beside the format.
@@ -47,21 +45,8 @@ class _Struct(ctypes.Structure):
     )
 
 
-class NcclFailed(Exception):
-    """A call into NCCL, or of NCCL into a plugin, did not return ncclSuccess."""
-
-    def __init__(self, result: int) -> None:
-        known = "internal error - please report this issue to the NCCL developers"
-        super().__init__(known if result == INTERNAL_ERROR else f"result {result}")
-
-
-def _check(result: int) -> None:
-    if result != 0:
-        raise NcclFailed(result)
-
-
 class Tuner:
-    """One loaded plugin with a context for each rank of this process. Calls raise NcclFailed."""
+    """One loaded plugin with a context for each rank of this process; its errors end that."""
 
     def __init__(self, struct: Any, say: Callable[..., None]) -> None:
         """Take the struct of a loaded library and what logs a line of given subsystems."""
@@ -77,7 +62,8 @@ class Tuner:
         context, local = c_void_p(), num_ranks // num_nodes
         domains = _Domains(num_nodes, local, local)
         more = (self._logger, domains, ctypes.byref(self._constants))
-        _check(self._struct.init(ctypes.byref(context), comm_id, num_ranks, num_nodes, *more))
+        init = self._struct.init
+        assert init(ctypes.byref(context), comm_id, num_ranks, num_nodes, *more) == 0
         self.contexts.append(context)
 
     def ask(
@@ -90,7 +76,7 @@ class Tuner:
         table, channels = (ctypes.c_float * len(costs))(*costs), c_int()
         shape = (len(costs) // 3, 3, 0, ctypes.byref(channels))
         ask = self._struct.get_coll_info
-        _check(ask(context, int(collective), size_bytes, 1, table, *shape))
+        assert ask(context, int(collective), size_bytes, 1, table, *shape) == 0
         return tuple(table), channels.value
 
     def chunk_bytes(
@@ -100,7 +86,7 @@ class Tuner:
         ask = self._struct.get_chunk_size
         chunk = c_size_t(own)
         if ask:  # a plugin may leave it out
-            _check(ask(context, int(call[0]), call[1], *cell, 1, ctypes.byref(chunk)))
+            assert ask(context, int(call[0]), call[1], *cell, 1, ctypes.byref(chunk)) == 0
         return chunk.value
 
     def finalize(self) -> None:

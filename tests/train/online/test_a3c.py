@@ -31,7 +31,7 @@ from dynamiccl.train.online.a3c import (
 )
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import make_recipe
-from tests.splits import split_of
+from tests.rows import split_of
 from tests.stores import new_store
 from tests.train.online.conftest import PLACE, SMALL, SWEEP, small_network, small_player
 
