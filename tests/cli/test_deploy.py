@@ -52,9 +52,7 @@ def test_table_says_what_the_policy_decides(artifact: Path, shell: Shell) -> Non
     ["policy.pt", "brain.pt", "manifest.json", "tables/box/nodes1_ranks8.dct", "plugin.index"],
 )
 @pytest.mark.parametrize(
-    "arguments",
-    [("install", "--to", "o"), ("table", "--group", "1x8"), ("bind",)],
-    ids=str,
+    "arguments", [("install", "--to", "o"), ("table", "--group", "1x8"), ("bind",)], ids=str
 )
 def test_artifact_with_a_damaged_file_is_exit_3(
     name: str, arguments: tuple[object, ...], artifact: Path, shell: Shell
@@ -67,9 +65,7 @@ def test_artifact_with_a_damaged_file_is_exit_3(
     assert str(artifact / name) in line
 
 
-def test_policy_that_is_no_torchscript_is_exit_3(
-    policy: Path, shell: Shell, tmp_path: Path
-) -> None:
+def test_a_policy_must_be_torchscript(policy: Path, shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "policy.pt").write_bytes(b"not a network")
     Manifest.read(policy).write(tmp_path / "bad")
@@ -118,9 +114,7 @@ def test_it_says_what_the_table_says(gated_dir: Path, shell: Shell, tmp_path: Pa
     assert said == {"acts", "abstains"}
 
 
-def test_people_read_margin_noise_gate_and_reason(
-    gated_dir: Path, trained: Trained, shell: Shell
-) -> None:
+def test_people_read_margin_noise_and_gate(gated_dir: Path, trained: Trained, shell: Shell) -> None:
     ask = ("dynamiccl-evaluate", "explain", gated_dir, *ASK, "--size", "4M")
     told = shell(*ask).out
     assert "predicted time saved, %" in told

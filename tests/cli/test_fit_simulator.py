@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from dynamiccl.simulator.systems import find_system, system_text
-from tests.cli.conftest import Shell, refused
-from tests.collect.test_fit_simulator import SIZES, ring_only, rows, store_of
+from tests.cli.conftest import Shell
+from tests.collect.test_fit_simulator import ring_only, rows, store_of
 
 FIT = ("dynamiccl-collect", "fit-simulator", "--data", "data")
 
@@ -36,12 +36,3 @@ def test_a_fitted_file_is_a_system_to_sweep_on(shell: Shell, base: Path, tmp_pat
     ran = shell("dynamiccl-collect", "run", sweep, "--runner", "simulator", "--out", "o", "--json")
     assert ran.json["rows_by_status"] == {"ok": 15}
     assert shell("dynamiccl-collect", "plan", sweep, "--json").json["system"] == "mine"
-
-
-def test_data_that_cannot_tell_is_refused_and_nothing_is_written(
-    shell: Shell, base: Path, tmp_path: Path
-) -> None:
-    store_of(tmp_path / "few", rows(sizes=SIZES[:3]))
-    command = ("dynamiccl-collect", "fit-simulator", "--data", "few", "--base", base)
-    assert "do not determine" in refused(shell(*command, "--out", "mine.toml"), 3)
-    assert not (tmp_path / "mine.toml").exists()

@@ -35,9 +35,7 @@ def ring(time_us: float, **columns: Any) -> dict[str, Any]:
         ([ring(1.0), ring(3.0, driver_version="1", actual_algorithm="Tree", repeat=1)], 2.0, 2),
     ],
 )
-def test_time_of_a_cell_is_the_median_of_independent_repeats(
-    rows: list[dict[str, Any]], time_us: float, count: int
-) -> None:
+def test_time_is_a_median(rows: list[dict[str, Any]], time_us: float, count: int) -> None:
     [cell] = cells.cell_times(frame(*rows)).to_dicts()
     assert (cell["time_us"], cell["repeats"]) == (time_us, count)
 
@@ -139,9 +137,7 @@ def test_default_under_our_plugin_gives_way_to_the_untouched_one() -> None:
         {"interference_kind": "cpu", "interference_level": 0.5},
     ],
 )
-def test_only_a_usable_untouched_default_of_the_task_displaces_the_other(
-    out: dict[str, Any],
-) -> None:
+def test_only_a_usable_untouched_default_displaces_the_other(out: dict[str, Any]) -> None:
     assert 1.0 in times(inside(1.0), {**default(2.0), **out})
 
 

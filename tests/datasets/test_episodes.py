@@ -204,8 +204,6 @@ def test_every_row_is_accounted_for() -> None:
         default(interference_kind="congestion"),
     ],
 )
-def test_without_a_quiet_default_at_training_sizes_there_is_nothing_to_train_on(
-    row: dict[str, Any],
-) -> None:
+def test_without_a_quiet_default_there_is_nothing_to_train_on(row: dict[str, Any]) -> None:
     with pytest.raises(NotEnoughData, match="measure NCCL's default"):
         build([row, {**row, "repeat": 1}])

@@ -1,11 +1,8 @@
 import math
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dynamiccl.datasets.features import (
     CONTEXT_COLUMN,
@@ -138,21 +135,6 @@ def test_unknown_facts_are_zero_and_say_so() -> None:
     assert found == {"log2_size", "collective_AllReduce", "profile:default"}
 
 
-@given(data=st.data())
-@settings(deadline=None, max_examples=20)
-def test_features_are_finite_whatever_is_null(data: st.DataObject) -> None:
-    facts = {**FACTS, "nccl_version": "2.18.1", "num_ranks": 8, "num_nodes": 1, "ranks_per_node": 8}
-    rows = [
-        default(
-            size_bytes=data.draw(st.integers(1, 1 << 50)),
-            **{name: data.draw(st.sampled_from([None, value])) for name, value in facts.items()},
-        )
-        for _ in range(data.draw(st.integers(1, 3)))
-    ]
-    noise = data.draw(st.sampled_from([None, 0.0, 30.0]))
-    assert np.isfinite(cold_observations(tasks(*rows, noise=noise), PROFILES).context).all()
-
-
 def test_what_no_feature_names_lights_no_flag() -> None:
     others: dict[str, Any] = {
         "nic_kind": "slingshot",
@@ -165,17 +147,6 @@ def test_what_no_feature_names_lights_no_flag() -> None:
     assert not any(values[name] for name in flags)
     # No NVLink is not an unknown one.
     assert (values["nvlink_known"], values["nvlink_generation"]) == (1.0, 0.0)
-
-
-@pytest.mark.parametrize("count", [0, 1, 3, WINDOW_LENGTH, WINDOW_LENGTH + 4])
-def test_window_holds_the_last_calls_oldest_first(count: int) -> None:
-    window, _ = history(*(call(2.0 ** (i + 1)) for i in range(count)))
-    kept = min(count, WINDOW_LENGTH)
-    valid = window[:, WINDOW_COLUMN["valid"]].tolist()
-    assert valid == [0.0] * (WINDOW_LENGTH - kept) + [1.0] * kept
-    assert not window[: WINDOW_LENGTH - kept].any()
-    times = window[WINDOW_LENGTH - kept :, WINDOW_COLUMN["log2_time"]].tolist()
-    assert times == [float(i + 1) for i in range(count - kept, count)]
 
 
 def test_window_row_by_hand() -> None:

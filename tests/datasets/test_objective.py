@@ -40,9 +40,7 @@ CHANNELS = np.array([[16, 16, 8, 4, 32]], dtype=np.int16)
 
 
 @pytest.mark.parametrize(("slack", "chosen"), [(0.0, 1), (0.01, 1), (0.05, 2), (0.11, 3)])
-def test_slack_takes_the_fewest_channels_and_never_more_than_nccl(
-    slack: float, chosen: int
-) -> None:
+def test_slack_takes_the_fewest_channels(slack: float, chosen: int) -> None:
     assert fewest_within(TIMES, CHANNELS, slack).tolist() == [chosen]
 
 
@@ -248,9 +246,7 @@ def test_of_two_sizes_of_one_bin_one_tells() -> None:
 
 @pytest.mark.parametrize("alone", [MIB + 4096, 3 * MIB // 2], ids=str)
 @pytest.mark.parametrize("is_known", [True, False])
-def test_nccls_own_choice_measured_alone_hides_no_size_with_configs(
-    alone: int, *, is_known: bool
-) -> None:
+def test_own_choice_alone_hides_no_size(alone: int, *, is_known: bool) -> None:
     """Not at another size of the bin, and not in the nearest bin; also where it is unknown."""
     rows = [told(0.2), told(0.01, 2), told(0.3, size_bytes=alone, throttled=not is_known)]
     [by_bin] = losses_of(frame(*rows)).values()

@@ -1,13 +1,7 @@
 import pyarrow as pa
 import pytest
 
-from dynamiccl.datasets.schema import (
-    CALLS,
-    MEASUREMENTS,
-    META_SCHEMA,
-    META_VERSION,
-    SCHEMAS,
-)
+from dynamiccl.datasets.schema import CALLS, MEASUREMENTS, META_SCHEMA, META_VERSION, SCHEMAS
 from dynamiccl.datasets.store import check_schema
 from dynamiccl.errors import SchemaMismatch
 
@@ -32,10 +26,7 @@ def test_names_units_and_meanings_travel_in_the_file(name: str) -> None:
     [
         (CALLS, "calls version 3"),
         (MEASUREMENTS.with_metadata({META_VERSION: b"\xff"}), "holds schema none version"),
-        (
-            MEASUREMENTS.set(1, pa.field("sweep", pa.int64())),
-            "'sweep' as int64, not string",
-        ),
+        (MEASUREMENTS.set(1, pa.field("sweep", pa.int64())), "'sweep' as int64, not string"),
     ],
 )
 def test_what_is_not_the_schema_is_refused(schema: pa.Schema, said: str) -> None:

@@ -7,12 +7,7 @@ import pytest
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.features import FEATURES
 from dynamiccl.datasets.history import WINDOW_COLUMN
-from dynamiccl.datasets.steps import (
-    Steps,
-    sequence_steps,
-    timed_calls,
-    training_noise,
-)
+from dynamiccl.datasets.steps import Steps, sequence_steps, timed_calls, training_noise
 from tests.calls import call, calls_frame, traced
 from tests.rows import default, forced, frame
 

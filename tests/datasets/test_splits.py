@@ -1,24 +1,10 @@
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from dynamiccl.datasets.splits import Split, SplitBy, Splits, with_split
+from dynamiccl.datasets.splits import SplitBy, Splits, with_split
 from dynamiccl.errors import NotEnoughData, UnknownName
-from dynamiccl.sizes import bin_center_bytes, size_bin
+from dynamiccl.sizes import size_bin
 from tests.rows import default, frame
 from tests.splits import split_of
-
-
-@given(octave=st.integers(2, 60))
-@settings(deadline=None, max_examples=60)
-def test_held_out_octaves_have_training_on_both_sides(octave: int) -> None:
-    split = split_of(1 << octave)
-    assert {split_of(bin_center_bytes(4 * octave + quarter)) for quarter in range(4)} == {split}
-    if split is not Split.TRAIN:
-        assert {split_of(1 << (octave - 1)), split_of(1 << (octave + 1))} == {Split.TRAIN}
-    else:
-        around = {split_of(1 << (octave - 1)), split_of(1 << (octave + 1))}
-        assert around == {Split.VALIDATION, Split.TEST}
 
 
 def test_octaves_are_split_as_data_sets_of_all_releases_are() -> None:

@@ -5,33 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dynamiccl.datasets.features import CONTEXT_COLUMN, HISTORY_SLICE
-from dynamiccl.datasets.history import WINDOW_LENGTH, history_features
 from tests.steps import make_steps
-
-
-@pytest.mark.parametrize("own_windows", [False, True])
-def test_a_step_sees_the_calls_before_it(own_windows: bool) -> None:
-    steps = make_steps(own_windows=own_windows)
-    rows = np.arange(len(steps))
-    episode = steps.episode_of(rows)
-    observations, mask, task = steps.observe(rows, episode)
-    for row in rows:
-        start = int(steps.starts[episode[row]])
-        seen = list(range(max(start, int(row) - WINDOW_LENGTH), int(row)))
-        if steps.windows is not None:
-            seen = [int(each) for each in steps.windows[row] if each >= 0]
-        index = np.zeros((1, WINDOW_LENGTH), dtype=np.int64)
-        index[0, WINDOW_LENGTH - len(seen) :] = seen
-        valid = np.arange(WINDOW_LENGTH)[None] >= WINDOW_LENGTH - len(seen)
-        (window,), (history,) = history_features(steps.calls.take(index), valid)
-        np.testing.assert_array_equal(observations.window[row], window)
-        found = observations.context[row, HISTORY_SLICE]
-        np.testing.assert_array_equal(found, history)
-        log2_size = observations.context[row, CONTEXT_COLUMN["log2_size"]]
-        assert log2_size == np.float32(np.log2(steps.calls.size_bytes[row]))
-    np.testing.assert_array_equal(mask, steps.tasks.mask[steps.task[episode]])
-    np.testing.assert_array_equal(task, steps.task[episode])
 
 
 def test_a_change_and_congestion_cost_what_is_asked() -> None:

@@ -97,9 +97,7 @@ BETWEEN = [3 << n for n in range(9, 29)]
 
 
 @pytest.mark.parametrize("make", [boosting, Interpolated])
-def test_a_regression_finds_the_law_between_the_sizes_among_what_was_measured(
-    make: Callable[[TaskGrid], Policy],
-) -> None:
+def test_a_regression_finds_the_law_between_sizes(make: Callable[[TaskGrid], Policy]) -> None:
     training = law(SIZES)
     policy, test = make(training), law(BETWEEN)
     actions = policy.choose(test)
@@ -156,9 +154,7 @@ def test_descent(times: list[float], chosen: int, probes: int | None) -> None:
     assert probes in {None, *searcher.probes.tolist()}
 
 
-def test_a_learned_policy_answers_in_the_catalogue_of_the_data_what_was_measured(
-    trained: Trained,
-) -> None:
+def test_a_learned_policy_answers_in_the_catalogue_of_the_data(trained: Trained) -> None:
     frame = read(trained.data)
     own = Catalogue.from_frame(usable(frame))
     # The same configs in another order: the answers must name the same configs.

@@ -194,9 +194,7 @@ def test_runs_that_were_trained_on_are_refused(trained: Trained) -> None:
         pass_gate(old, frame(*runs(0.2)))
 
 
-def test_tables_of_a_gated_policy_act_where_it_passed_and_nowhere_else(
-    gated_dir: Path, tmp_path: Path
-) -> None:
+def test_tables_act_where_the_policy_passed_alone(gated_dir: Path, tmp_path: Path) -> None:
     found = json.loads((gated_dir / "gate.json").read_text())
     assert found["counts"]["passed"] >= 3
     artifact = export_artifact(gated_dir, tmp_path / "artifact").directory
@@ -234,7 +232,7 @@ def test_the_page_begins_with_what_may_act_and_shows_every_bin(gated_dir: Path) 
     assert not re.search(r"<script|<link|src=|href=|url\(", page)
 
 
-def test_gate_is_read_back_with_every_bin_and_damage_is_refused(
+def test_gate_is_read_back_and_damage_found(
     trained: Trained, gated_dir: Path, tmp_path: Path
 ) -> None:
     assert read_gated(trained.policy) is None
@@ -324,9 +322,7 @@ def false_gates(noise: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], num_
         (np.where(np.arange(60) < 3, 0.08, 0.01), 3),
     ],
 )
-def test_noise_passes_no_more_often_than_the_rate_says(
-    noise: np.ndarray[Any, Any], num_runs: int
-) -> None:
+def test_noise_passes_as_seldom_as_is_said(noise: np.ndarray[Any, Any], num_runs: int) -> None:
     assert false_gates(noise, np.linspace(0.2, 2.0, 60), num_runs) <= Q * GATES + 4
 
 
@@ -440,9 +436,7 @@ def planner(trained: Trained) -> tuple[TorchPolicy, Callable[..., dict[str, Any]
     return policy, partial(plan_gate, policy, known)
 
 
-def test_planned_sweep_measures_what_the_gate_asks_and_passes_it(
-    trained: Trained, tmp_path: Path
-) -> None:
+def test_a_planned_sweep_is_what_the_gate_asks_for(trained: Trained, tmp_path: Path) -> None:
     policy, plan = planner(trained)
     base = parse_sweep(SWEEP, where="sweep")
     write = tmp_path / "fresh.toml"
@@ -470,9 +464,7 @@ def test_planned_sweep_measures_what_the_gate_asks_and_passes_it(
     assert passed <= planned["bins_planned"]
 
 
-def test_a_proof_that_would_take_longer_than_its_sweep_has_fewer_runs(
-    trained: Trained, tmp_path: Path
-) -> None:
+def test_too_long_a_proof_has_fewer_runs(trained: Trained, tmp_path: Path) -> None:
     _, plan = planner(trained)
     base = parse_sweep(SWEEP + "[budget]\nmax_hours = 0.001\n", where="sweep")
     planned = plan(base, tmp_path / "fresh.toml", q=1e-6)

@@ -52,9 +52,7 @@ def facts(actions: list[int], band: float | None = 0.03, times: Any = TIMES) -> 
         ),
     ],
 )
-def test_a_sentence_says_where_a_policy_gains_and_loses(
-    actions: list[int], changes: dict[str, Any], told: str
-) -> None:
+def test_where_it_gains_and_loses(actions: list[int], changes: dict[str, Any], told: str) -> None:
     assert say("report", "sentence", facts(actions, **changes)) == told
 
 

@@ -54,9 +54,7 @@ def test_hidden_communication_gains_the_step_nothing() -> None:
 
 
 @pytest.mark.parametrize(("best_us", "noise"), [(101.0, 0.0), (99.5, 0.03)])
-def test_configs_that_are_no_faster_or_by_less_than_noise_gain_nothing(
-    best_us: float, noise: float
-) -> None:
+def test_configs_faster_by_less_than_noise_gain_nothing(best_us: float, noise: float) -> None:
     found = against(exposed_job(100.0), sweep(best_us, noise=noise))
     assert found.told["verdict"] == "nothing"
     assert found.told["kinds"][0]["better_config"] == "NCCL's own"
@@ -276,9 +274,7 @@ def test_rows_beside_products_tell_what_compute_gets_back() -> None:
 
 
 @pytest.mark.parametrize(("exposed_us", "says"), [(0.0, True), (50.0, False)])
-def test_a_group_that_compute_hides_may_have_fewer_channels_by_max_ctas(
-    exposed_us: float, says: bool
-) -> None:
+def test_a_hidden_group_may_have_fewer_by_max_ctas(exposed_us: float, says: bool) -> None:
     """Its gathers, whose channels no table lowers, are among its calls."""
     measured = pl.concat([few_channels(), beside({16: 0.12, 4: 0.03})])
     asks = pl.when("is_default").then(None).otherwise(4).cast(pl.Int64)
@@ -351,7 +347,7 @@ def test_a_hidden_call_that_stays_as_it_is_moves_no_interval(priced: bool) -> No
         (2.0, 1.9, -0.06, 0.0),  # compute surely goes on for 160 us, and it takes 190
     ],
 )
-def test_a_hidden_call_that_compute_does_not_hide_any_longer_is_exposed(
+def test_a_slow_call_is_exposed(
     ratio: float | None, slower: float, low: float, mean: float
 ) -> None:
     """Two calls of 100 us a step of 1,000, which a config makes so much slower."""

@@ -48,9 +48,7 @@ def known_fixture(tmp_path_factory: pytest.TempPathFactory) -> Measured:
         ("ddp", "quiet", "nothing"),
     ],
 )
-def test_the_truth_lies_in_the_interval(
-    name: str, scenario: str, verdict: Verdict, known: Measured
-) -> None:
+def test_truth_is_in_interval(name: str, scenario: str, verdict: Verdict, known: Measured) -> None:
     system = find_system("h100-ib")
     workload = WORKLOADS[name](Group(4, 8))
     around = find_scenario(scenario).model_copy(update={"first_use_us": 0.0})

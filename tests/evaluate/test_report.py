@@ -47,9 +47,7 @@ def test_results_hold_every_policy_on_test_sizes_only(made: dict[str, Any]) -> N
     assert (default["chosen_us"] == default["default_us"]).all()
 
 
-def test_summary_tells_gains_probes_and_where_the_default_is_beyond_the_noise(
-    made: dict[str, Any],
-) -> None:
+def test_summary_tells_gains_probes_and_what_is_beyond_the_noise(made: dict[str, Any]) -> None:
     assert json.loads((Path(made["page"]).parent / "summary.json").read_text()) == made
     found = made["systems"][SYSTEM]
     band, reduced = found["noise_bands"]["AllReduce"], found["by_collective"]["AllReduce"]
@@ -63,9 +61,7 @@ def test_summary_tells_gains_probes_and_where_the_default_is_beyond_the_noise(
     assert beyond["nccl-default"]["mean"] > max(band, whole["nccl-default"]["mean"])
 
 
-def test_page_is_self_contained_and_its_figures_are_files_too(
-    made: dict[str, Any], page: str
-) -> None:
+def test_page_is_self_contained_with_files_of_figures(made: dict[str, Any], page: str) -> None:
     assert not re.search(r"<script|<link|src=[\"']http|href=[\"']http|url\(http", page)
     assert ">simulated<" in page
     assert 'name="viewport"' in page
@@ -90,7 +86,7 @@ def test_data_without_a_test_size_says_which_to_measure(trained: Trained, tmp_pa
         make_report(tmp_path, [("policy", trained.policy)], tmp_path / "out")
 
 
-def test_page_begins_with_verdict_and_map_and_folds_the_rest(
+def test_page_begins_with_verdict_and_map(
     made: dict[str, Any], page: str, trained: Trained
 ) -> None:
     page, told, summary = html.unescape(page), made, made["systems"][SYSTEM]
@@ -110,9 +106,7 @@ def test_page_begins_with_verdict_and_map_and_folds_the_rest(
     assert f"hash {content_hash(trained.data)}" in origin
 
 
-def test_a_sweep_that_drew_its_configs_tells_what_a_free_choice_is_worth(
-    trained: Trained, page: str, tmp_path: Path
-) -> None:
+def test_a_drawn_sweep_tells_of_free_choices(trained: Trained, page: str, tmp_path: Path) -> None:
     title = "Estimated from what the sweep drew"
     assert title not in page
     strategy = 'strategy = { kind = "random", share = 0.5 }\n[simulator]'
@@ -159,9 +153,7 @@ def test_page_names_the_run_and_is_kept_there(trained: Trained, report: Path) ->
     assert (kept / "summary.json").read_bytes() == (report / "summary.json").read_bytes()
 
 
-def test_policies_have_the_name_that_is_given_or_that_of_their_run_or_recipe(
-    trained: Trained,
-) -> None:
+def test_policies_are_named_as_given_or_by_run_or_recipe(trained: Trained) -> None:
     given = [f"mine={trained.run_id}", trained.run_id, str(trained.policy), str(trained.policy)]
     named = named_policies(given, trained.tracking_uri)
     recipe = "ddqn-dueling"

@@ -85,9 +85,7 @@ def test_the_oracle_comes_first_and_no_table_beats_the_best_one(compared: Compar
     assert told_row("spread", -0.9, 3.0)["seconds"].low == 0.0
 
 
-def test_equal_seeds_give_equal_totals_and_only_what_decides_later_waits(
-    compared: Comparison,
-) -> None:
+def test_equal_seeds_are_equal_and_only_late_deciders_wait(compared: Comparison) -> None:
     each = setting()
     rows = simple_contenders(each)
     again = conclude(each, play(each, [rows[-1], rows[0]], [0]), frozenset())

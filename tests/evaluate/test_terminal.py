@@ -8,9 +8,7 @@ from dynamiccl.train.options import WIDTH, folding_table
 from dynamiccl.train.study import SettingSummary, StudySummary
 
 
-def test_no_run_id_and_no_negative_regret_in_a_studys_table(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_studys_table_cuts_no_run_id(capsys: pytest.CaptureFixture[str]) -> None:
     run_id = "0123456789abcdef" * 2
     setting = "ddqn-dueling learning_rate=0.0003 hidden_sizes=64+64 batch_size=256"
     each = SettingSummary(setting, 2, 0.0957, -0.3572, 0.5485, run_id, 12345.0)
@@ -23,9 +21,7 @@ def test_no_run_id_and_no_negative_regret_in_a_studys_table(
 
 
 @pytest.mark.parametrize("width", [80, 100])
-def test_no_word_is_broken_where_all_words_fit(
-    width: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_word_is_broken_that_fits(width: int, capsys: pytest.CaptureFixture[str]) -> None:
     heads = ("collective", "group", "nodes x ranks", "calls", "of step", "NCCL ran", "better")
     row = ("AllReduce", "0:default_pg", "1 x 2", "6", "2.7%", "NVLSTree/Simple/12ch", "NCCL's own")
     table = folding_table(*heads)

@@ -61,9 +61,7 @@ def test_a_call_that_fills_the_memory_slows_a_memory_bound_kernel() -> None:
 @pytest.mark.parametrize(
     ("name", "size_bytes"), [("a100-nvswitch", 4 * MIB), ("b300-nvlink", 64 * MIB)]
 )
-def test_the_fastest_config_alone_is_not_the_fastest_for_the_iteration(
-    name: str, size_bytes: int
-) -> None:
+def test_fastest_alone_is_not_fastest_for_the_iteration(name: str, size_bytes: int) -> None:
     system = find_system(name)
     assert isinstance(system, ParametricSystem)
     call = Call(Group(1, 8), Collective.AllReduce, size_bytes)

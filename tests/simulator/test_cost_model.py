@@ -7,24 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dynamiccl.errors import CorruptFile, UnknownName
-from dynamiccl.nccl import (
-    ABSTAIN,
-    COST_IGNORE,
-    Algorithm,
-    Collective,
-    Config,
-    NcclVersion,
-    Protocol,
-)
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, NcclVersion, Protocol
 from dynamiccl.simulator.cost_model import CostModel, Pair
 from dynamiccl.simulator.machine import (
     RELEASES,
     Machine,
-    Pattern,
     find_machine,
     machine_names,
     parse_machine,
@@ -251,39 +240,6 @@ def test_unread_release_is_refused_with_the_choices() -> None:
     assert [release.version for release in RELEASES] == sorted(r.version for r in RELEASES)
 
 
-SHAPES = [
-    (name, version, group)
-    for name in machine_names()
-    for version in (V27, V28, V29, V30)
-    for group in (Group(1, 2), Group(1, 8), Group(1, 4), Group(2, 8), Group(4, 1), Group(32, 4))
-    if {search.pattern for search in find_machine(name).searches if search.holds_for(group)}
-    >= {Pattern.RING, Pattern.TREE}
-]
-
-
-@given(
-    shape=st.sampled_from(SHAPES),
-    collective=st.sampled_from([*Collective][:5]),
-    size=st.integers(1, 1 << 34),
-    asked=st.none() | st.integers(1, 64),
-)
-@settings(deadline=None, max_examples=100)
-def test_choice_is_the_cheapest_cell_with_channels_that_exist(
-    shape: tuple[str, NcclVersion, Group], collective: Collective, size: int, asked: int | None
-) -> None:
-    name, version, group = shape
-    model, call = model_of(name, version), Call(group, collective, size)
-    table = model.cost_table(call)
-    there = {(int(a), int(p)) for a, p in np.argwhere(table != COST_IGNORE)}
-    assert there == {(int(a), int(p)) for a, p in model.cells(group, collective)}
-    assert (table[table != COST_IGNORE] > 0).all()
-    ran = model.resolve(call, Config(num_channels=asked))
-    assert ran.algorithm is not None
-    assert ran.num_channels is not None
-    assert table[ran.algorithm, ran.protocol] == table[table != COST_IGNORE].min()
-    assert 1 <= ran.num_channels <= model.max_channels(group, ran.algorithm)
-
-
 # --- Machines: their constants against a search of our own, and wrong files ---
 
 GOOD = """
@@ -336,9 +292,7 @@ def parts_of(machine: Machine, group: Group) -> list[object]:
         ("channels = 2", "channels = 2\ncolour = 3", CorruptFile, r"colour"),
     ],
 )
-def test_wrong_description_is_refused(
-    old: str, new: str, kind: type[Exception], message: str
-) -> None:
+def test_wrong_machine_is_refused(old: str, new: str, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         parse_machine("mine", GOOD.replace(old, new))
 

@@ -80,13 +80,8 @@ def test_nvls_tree_reaches_its_bandwidth_late(per_gpu: float, factor: float) -> 
     assert true_us(all_reduce(size), NVLS_TREE_SIMPLE) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("per_gpu", "factor"),
-    [(1, 0.01), (4 << 10, 0.25), (32 * MIB, 0.87)],
-)
-def test_ring_over_all_gpus_of_a_node_is_slower_than_nccl_thinks(
-    per_gpu: int, factor: float
-) -> None:
+@pytest.mark.parametrize(("per_gpu", "factor"), [(1, 0.01), (4 << 10, 0.25), (32 * MIB, 0.87)])
+def test_rings_of_whole_nodes_are_slower(per_gpu: int, factor: float) -> None:
     size = per_gpu * 32
     expected = 79.2 + size / (1000 * GATHER_GBYTES_PER_S * factor)
     assert true_us(Call(FOUR, AG, size), RING_LL128) == pytest.approx(expected, rel=1e-12)
@@ -105,12 +100,7 @@ def test_only_rings_of_whole_nodes_are_slower_than_nccl_thinks() -> None:
 # h100_corrections.csv, one_node_algbw and one_node_latency; 3 lies half-way between 2 and 4.
 @pytest.mark.parametrize(
     ("collective", "ranks", "algbw", "latency"),
-    [
-        (AG, 3, 485.5, 12.5),
-        (RS, 8, 394.0, 30.0),
-        (AR, 4, 236.0, 15.0),
-        (AR, 8, 267.0, 31.0),
-    ],
+    [(AG, 3, 485.5, 12.5), (RS, 8, 394.0, 30.0), (AR, 4, 236.0, 15.0), (AR, 8, 267.0, 31.0)],
 )
 def test_one_node_truth_goes_through_what_was_measured(
     collective: Collective, ranks: int, algbw: float, latency: float
@@ -174,17 +164,13 @@ def test_request_is_a_maximum(call: Call, cell: Cell, asked: int, used: int) -> 
 
 
 @pytest.mark.parametrize(("made", "asked", "used"), [(None, 32, 16), (32, 32, 32), (4, None, 4)])
-def test_more_channels_need_another_communicator(
-    made: int | None, asked: int | None, used: int
-) -> None:
+def test_more_channels_need_another_comm(made: int | None, asked: int | None, used: int) -> None:
     assert default_model(made).num_channels(all_reduce(GIB), *RING_SIMPLE, asked) == used
 
 
 @given(where=st.sampled_from(CALLS), size=SIZES)
 @settings(deadline=None, max_examples=200)
-def test_asking_for_nccl_s_own_number_changes_nothing(
-    where: tuple[Group, Collective, Cell], size: int
-) -> None:
+def test_asking_for_nccls_own_number(where: tuple[Group, Collective, Cell], size: int) -> None:
     group, collective, cell = where
     call = Call(group, collective, size)
     own, plain = NCCL.num_channels(call, *cell), true_us(call, cell)
@@ -196,9 +182,7 @@ def test_asking_for_nccl_s_own_number_changes_nothing(
 
 @given(where=st.sampled_from(CALLS), size=SIZES)
 @settings(deadline=None, max_examples=200)
-def test_time_falls_to_one_best_number_and_rises_after_it(
-    where: tuple[Group, Collective, Cell], size: int
-) -> None:
+def test_one_number_is_best(where: tuple[Group, Collective, Cell], size: int) -> None:
     group, collective, cell = where
     call = Call(group, collective, size)
     used = sorted({NCCL.num_channels(call, *cell, asked) for asked in range(1, 25)})

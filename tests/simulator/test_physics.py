@@ -135,9 +135,7 @@ def test_between_nodes_the_network_is_the_ceiling_and_latency_overlaps() -> None
         (Algorithm.CollNetChain, AR, (14, 1)),
     ],
 )
-def test_hops_are_those_of_the_algorithm(
-    algorithm: Algorithm, collective: Collective, hops: tuple[int, int]
-) -> None:
+def test_hops_by_hand(algorithm: Algorithm, collective: Collective, hops: tuple[int, int]) -> None:
     way = route(Group(4, 8), collective, algorithm)
     assert (way.hops_inside, way.hops_between) == hops
 

@@ -91,9 +91,7 @@ def test_a_file_of_one_s_own_is_found_by_its_path(tmp_path: Path) -> None:
         ('name = "b300-nvlink"', 'name = "B 300"', "B 300"),
     ],
 )
-def test_a_wrong_file_is_refused_with_key_and_value(
-    old: str, new: str, said: str, tmp_path: Path
-) -> None:
+def test_a_wrong_file_is_refused(old: str, new: str, said: str, tmp_path: Path) -> None:
     assert old in TEXT
     path = tmp_path / "wrong.toml"
     path.write_text(TEXT.replace(old, new), encoding="utf-8")

@@ -49,9 +49,7 @@ def with_calls(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return data
 
 
-def test_a_policy_learns_from_calls_what_sweeps_do_not_show(
-    with_calls: Path, tmp_path: Path
-) -> None:
+def test_it_learns_from_calls_what_sweeps_do_not_show(with_calls: Path, tmp_path: Path) -> None:
     """It learns with the costs that the brain asks with."""
     uri = new_store(tmp_path)
     recipe = make_recipe("ddqn-dueling", ["steps=400", "steps_per_epoch=200", "num_members=2"])
@@ -96,7 +94,7 @@ def trigger(tmp_path: Path) -> Path:
     return folder.parent
 
 
-def test_a_policy_that_learned_with_a_trigger_has_it_beside_it(
+def test_a_policy_has_its_trigger_beside_it(
     with_calls: Path, trigger: Path, tmp_path: Path
 ) -> None:
     uri = new_store(tmp_path)

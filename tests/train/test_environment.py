@@ -69,9 +69,7 @@ def allowed(mask: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return drawn
 
 
-def test_what_is_seen_done_and_earned_is_what_datasets_makes_of_the_recording(
-    tmp_path: Path,
-) -> None:
+def test_what_is_seen_and_earned_is_what_datasets_makes_of_a_recording(tmp_path: Path) -> None:
     """One code: an environment's steps are those of the same calls, recorded and read back."""
     simulate(SWEEP, tmp_path / "quiet")
     sweep = read(tmp_path / "quiet")

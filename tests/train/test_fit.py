@@ -14,10 +14,8 @@ import pytest
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.store import content_hash
 from dynamiccl.errors import MissingPath, NotEnoughData, UserError
-from dynamiccl.serve.export import export_artifact
 from dynamiccl.train import DEFAULT_TRACKING_URI
 from dynamiccl.train.fit import fit
-from dynamiccl.train.policy import load_script
 from dynamiccl.train.recipe import make_recipe
 from dynamiccl.train.tracking import (
     EXPERIMENT_TAGS,
@@ -71,26 +69,7 @@ def test_manifest_says_where_the_policy_was_trained(trained: Trained) -> None:
     assert set(support.noise_bands) == {"AllReduce", "AllGather"}
 
 
-def test_pensieves_encoder_and_a_plain_head_are_settings(data_dir: Path, tmp_path: Path) -> None:
-    settings = ["window_encoder=cnn", "dueling=false", "action_inputs=false", "gamma=0.5"]
-    few = ["num_members=1", "steps=300", "steps_per_epoch=100", "learning_rate=0.003"]
-    recipe = make_recipe("ddqn-dueling", [*settings, *few])
-    done = fit(data_dir, recipe, experiment="x", tracking_uri=new_store(tmp_path), seed=0)
-    assert done.validation_regret < done.validation_default_regret
-    folder = Path(done.run_directory) / "policy"
-    weights = set(load_script(folder / "policy.pt").state_dict())
-    assert "members.0.trunk.window.filters.weight" in weights
-    assert {name for name in weights if ".head." in name} == {
-        "members.0.head.layer.weight",
-        "members.0.head.layer.bias",
-    }
-    # It compares tables, policy and brain.
-    assert export_artifact(folder, tmp_path / "artifact").tables
-
-
-def test_a_fetched_policy_leaves_nothing_in_the_temporary_folder(
-    trained: Trained, tmp_path: Path
-) -> None:
+def test_a_fetched_policy_leaves_nothing_behind(trained: Trained, tmp_path: Path) -> None:
     fetch = "import sys; from dynamiccl.train.tracking import policy_directory as get"
     fetch += "; print(get(*sys.argv[1:]))"
     command = [sys.executable, "-P", "-c", fetch, trained.run_id, trained.tracking_uri]
@@ -148,9 +127,7 @@ def test_the_saved_view_sorts_by_a_metric_and_names_metrics_that_runs_log(traine
         assert name in known[kind]
 
 
-def test_the_default_store_is_that_of_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_store_of_each_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each in turn, in one process: a notebook's, or a test's."""
     for name in ("first", "second"):
         folder = tmp_path / name

@@ -25,14 +25,7 @@ from dynamiccl.train.networks import (
     ActionInputs,
     Imitator,
 )
-from dynamiccl.train.offline import (
-    Batches,
-    Loss,
-    Networks,
-    Replay,
-    entropy,
-    make_algorithm,
-)
+from dynamiccl.train.offline import Batches, Loss, Networks, Replay, entropy, make_algorithm
 from dynamiccl.train.policy import PolicyModule, forward
 from dynamiccl.train.recipe import make_recipe
 from tests.steps import make_steps
@@ -72,9 +65,7 @@ def assert_equal(ours: TransitionMiniBatch, theirs: TransitionMiniBatch) -> None
 
 @pytest.mark.parametrize("own_windows", [False, True])
 @pytest.mark.parametrize(("num_steps", "gamma"), [(1, 0.9), (3, 0.5)])
-def test_every_row_is_what_d3rlpys_picker_gives(
-    num_steps: int, gamma: float, own_windows: bool
-) -> None:
+def test_every_row_is_d3rlpys_pick(num_steps: int, gamma: float, own_windows: bool) -> None:
     steps = make_steps(own_windows=own_windows)
     pickers = [MultiStepTransitionPicker(num_steps, gamma)]
     if num_steps == 1:

@@ -27,40 +27,6 @@ def test_every_setting_has_a_meaning() -> None:
     assert meanings["steps"] == meanings["steps_per_epoch"] != meanings["batch_size"]
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "said"),
-    [
-        ("ddqn-duelling", [], "ddqn-dueling"),
-        *(("cql", [text], "learning_rate") for text in ("lr=1", "stpes", "name=x")),
-        ("cql", ["steps"], "--set steps has no value; write --set steps=4000"),
-        ("cql", ["hidden_sizes"], "no value; write --set hidden_sizes=128,128"),
-        ("cql", ["steps=many"], "steps=many of recipe 'cql' .*valid integer.*default 4000"),
-        ("cql", ["dueling=maybe"], "valid boolean.*default True"),
-        ("cql", ["lambda_switch=nan"], "lambda_switch=nan of recipe .*finite"),
-        (
-            "cql",
-            ["hidden_sizes=8,0"],
-            "hidden_sizes=8,0 of recipe 'cql' .*greater than or equal to 1",
-        ),
-        ("cql", ["average_decay=1"], "average_decay=1 of recipe .*less than 1.*default 0.995"),
-        ("cql", ["hidden_sizes=8,x"], "hidden_sizes=8,x of .*valid integer.*default 128,128"),
-        ("drqn-lstm", ["held_calls=8"], r"held_calls=8 .* gamma is 0\.5: --set gamma=0"),
-        ("cql", ["lambda_congestion=0.1"], r"lambda_congestion=0\.1 .*--set trigger=RUN_DIRECTORY"),
-        ("cql", ["trigger=run", "level_threshold=0.2"], "=0.2 .*take 'threshold-rule'"),
-        ("a3c", ["probe_every=24"], "probe_every=24 counts in the state of a job"),
-        ("a3c-lstm", ["seen_decisions=0"], "seen_decisions=0 with state_units"),
-        ("cql", ["state_units=8"], "state_units=8 is for algorithms that play"),
-        ("ddqn-dueling", ["dueling=false"], "dueling=false .*--set action_inputs=false"),
-        ("cql", ["split=rows"], "unknown split 'rows' .*shape:1.*choose from size, shape"),
-    ],
-)
-def test_what_cannot_be_set_is_refused_with_value_choices_and_fix(
-    name: str, settings: list[str], said: str
-) -> None:
-    with pytest.raises(UserError, match=said):
-        make_recipe(name, settings)
-
-
 def test_settings_are_looked_at_together() -> None:
     recipe = make_recipe("a3c-lstm", ["seen_decisions=0", "probe_every=0", "state_units=0"])
     assert (recipe.seen_decisions, recipe.state_units) == (0, 0)

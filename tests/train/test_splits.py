@@ -63,9 +63,7 @@ def test_a_run_that_is_held_out_asks_every_task_again(tmp_path: Path) -> None:
     assert data.validation.tasks.height == every
 
 
-def test_policies_of_turns_are_scored_one_by_one_and_their_mean_is_told(
-    shapes: Path, tmp_path: Path, shell: Shell
-) -> None:
+def test_turns_are_scored_one_by_one(shapes: Path, tmp_path: Path, shell: Shell) -> None:
     one, other = (
         policy_of(shapes, tmp_path, "ddqn-dueling", *FEW_STEPS, f"split=shape:{turn}")
         for turn in (0, 1)

@@ -64,9 +64,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return fitted_on(make_data(folder / "data", WIDE), new_store(folder), 0.02)
 
 
-def test_it_gains_where_there_is_something_to_gain_and_is_hardly_ever_slower(
-    fitted: Run, tmp_path: Path
-) -> None:
+def test_it_gains_much_and_is_hardly_ever_slower(fitted: Run, tmp_path: Path) -> None:
     quiet = "noise_sigma = 0.0\ntail_probability = 0.0\ndrift_sigma = 0.0\n"
     truth = make_data(tmp_path, WIDE + quiet)
     policy = TorchPolicy.load(fitted.policy)
@@ -90,9 +88,7 @@ def test_run_says_how_far_it_can_be_trusted(fitted: Run) -> None:
     assert Manifest.read(fitted.policy).features[-1]["name"] == "log_cost:PAT/Simple"
 
 
-def test_shapes_that_nobody_measured_get_tables_from_nccls_costs(
-    fitted: Run, tmp_path: Path, plugin_path: Path
-) -> None:
+def test_new_shapes_get_tables_from_costs(fitted: Run, tmp_path: Path, plugin_path: Path) -> None:
     """16 nodes: modelled costs, the policy of 2, 4 and 8, and the plugin that answers by it."""
     data = tmp_path / "data"
     shutil.copytree(fitted.data, data)

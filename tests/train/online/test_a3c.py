@@ -120,9 +120,7 @@ KILLED = {"a3c": (("seen_decisions=0",), 0), "impala-lstm": (("state_units=8", "
 
 
 @pytest.mark.parametrize("name", KILLED)
-def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(
-    name: str, data: Path, tmp_path: Path
-) -> None:
+def test_a_killed_run_goes_on_to_an_artifact(name: str, data: Path, tmp_path: Path) -> None:
     def kill(*_: object) -> None:
         raise InterruptedError
 
@@ -162,9 +160,7 @@ def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(
     assert export_artifact(folder / "policy", tmp_path / "artifact").tables
 
 
-def test_an_actor_that_dies_ends_the_run_with_its_place(
-    loaded: TrainingData, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_actor_is_named(loaded: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = make_loop(loaded, make_recipe("a3c", SMALL), 0, uses_cost=True)
     monkeypatch.setattr("dynamiccl.train.online.a3c._PATIENCE_S", 0.2)
     assert isinstance(loop.source, ActorLearners)
@@ -219,9 +215,7 @@ def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:
     assert np.mean([speedup for _, speedup, _ in updates[-5:]]) > 1.1
 
 
-def test_systems_of_the_data_that_no_actor_plays_on_are_told(
-    loaded: TrainingData, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_systems_nobody_plays(loaded: TrainingData, caplog: pytest.LogCaptureFixture) -> None:
     recipe = make_recipe("a3c", SMALL)
     orders_of(loaded, recipe, 0)
     assert not caplog.records

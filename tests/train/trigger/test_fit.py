@@ -151,9 +151,7 @@ def calibrated() -> object:
 
 
 @pytest.mark.parametrize("sigma", [0.02, scale_of_rung(0.25)])
-def test_a_wanted_rate_of_false_alarms_is_kept_on_calls_that_are_fresh(
-    sigma: float, calibrated: object
-) -> None:
+def test_a_wanted_rate_of_false_alarms_is_kept(sigma: float, calibrated: object) -> None:
     quiet = t3(np.random.default_rng(5), 256 + CALLS // 500, 500, sigma) + np.float32(5.0)
     onsets = count_onsets(alarms_of(calibrated, quiet)[256:])
     # Three times the Poisson deviation is allowed, and a fifth for the threshold's own.

@@ -14,11 +14,7 @@ from dynamiccl.datasets.splits import Split, with_split
 from dynamiccl.datasets.steps import CALLS_USED, timed_calls
 from dynamiccl.datasets.store import read
 from dynamiccl.nccl import Collective
-from dynamiccl.simulator.record_jobs import (
-    all_configs,
-    record_jobs,
-    write_calls,
-)
+from dynamiccl.simulator.record_jobs import all_configs, record_jobs, write_calls
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
@@ -27,12 +23,7 @@ from dynamiccl.simulator.world import World
 from dynamiccl.train.cautious import cell_of
 from dynamiccl.train.cautious_fit import share_table
 from dynamiccl.train.environment import JobCalls, Tables
-from dynamiccl.train.trigger import (
-    Detector,
-    TriggerModule,
-    interference_levels,
-    level_shares_of,
-)
+from dynamiccl.train.trigger import Detector, TriggerModule, interference_levels, level_shares_of
 
 #: None of a test bin.
 SIZES = (1 << 18, 1 << 20, 1 << 24)

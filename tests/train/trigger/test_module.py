@@ -51,9 +51,7 @@ def test_the_first_calls_have_no_level_and_no_alarm(detector: Detector) -> None:
     assert (levels[WARM_UP] >= 0.0).all()
 
 
-def test_a_slowdown_alarms_as_long_as_it_lasts_and_what_was_learned_slow_is_learned_anew(
-    detector: Detector,
-) -> None:
+def test_a_slowdown_alarms_as_long_as_it_lasts_and_slow_is_relearned(detector: Detector) -> None:
     times = noise(720)
     times[300:500] += np.log(1.5)
     times[600] += np.log(1e4)  # one call that is very slow alarms nobody
