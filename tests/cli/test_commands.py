@@ -80,10 +80,6 @@ def test_a_directory_stands_for_the_files_in_it(shell: Shell, tmp_path: Path) ->
     assert told.out.startswith("2 rows read, 3 measurements written")
     assert "systems.toml" not in told.err
     assert "logs/notes.txt: left alone, no kind that is known" in told.err
-    (tmp_path / "empty").mkdir()
-    why = refused(shell(*IMPORT, "empty"), 2)
-    assert "empty: no nccl-tests output, CSV," in why
-    assert "leaves *.dcc files, and none is there" in why
 
 
 def test_only_the_first_lines_are_shown(shell: Shell, tmp_path: Path) -> None:

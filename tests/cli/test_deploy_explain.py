@@ -66,13 +66,6 @@ def test_a_jobs_own_calls_are_told_apart(gated: Path, shell: Shell, tmp_path: Pa
     data = record(tmp_path / "none", call(0, 0.0, decided=False, table=0))
     found = shell(DEPLOY, "explain", gated, "--calls", data, "--json").json["outlook"]
     assert (found["calls_changed"], found["saved"]) == (1, None)
-    # Files of the plugin are to be imported first.
-    (tmp_path / "raw").mkdir()
-    (tmp_path / "raw" / "a.dcc").touch()
-    line = refused(shell(DEPLOY, "explain", gated, "--calls", "raw"), 2)
-    assert "dynamiccl-collect import raw" in line
-    (tmp_path / "empty").mkdir()
-    assert "mode observe" in refused(shell(DEPLOY, "explain", gated, "--calls", "empty"), 2)
 
 
 def test_traces_are_placed_as_for_tables(gated: Path, shell: Shell, tmp_path: Path) -> None:

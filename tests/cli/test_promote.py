@@ -60,7 +60,7 @@ def made_run(policy: Path, uri: str) -> str:
     return run.run_id
 
 
-def test_a_champion(run_id: str, uri: str, gate: Gate, promote: Promote, shell: Shell) -> None:
+def test_gated_champions(run_id: str, uri: str, gate: Gate, promote: Promote, shell: Shell) -> None:
     gated = gate("gated", 0.3)
     found = promote(run_id, "--gated", gated, "--json").json
     assert (found["passed_bins"], found["version_before"]) == (2, None)

@@ -260,7 +260,7 @@ def job_of(folder: Path, beside: Sequence[int] = (1 << 20, 1 << 22)) -> Path:
 JOB: Final = ("--objective", "job", "--hidden", "job")
 
 
-def test_objective_job(policy: Path, fresh: Path, shell: Shell, tmp_path: Path) -> None:
+def test_the_job_gets_a_short_step(policy: Path, fresh: Path, shell: Shell, tmp_path: Path) -> None:
     job_of(tmp_path / "job")
     done = shell(*EXPORT, policy, "--out", "a", *JOB)
     assert done.code == 0, done.err
@@ -333,24 +333,17 @@ def test_several_systems_have_no_one_step(policy: Path, shell: Shell, tmp_path: 
     assert "the calls are of several systems" in said
 
 
-@pytest.mark.parametrize(
-    ("asked", "said", "code"),
-    [
-        ((*JOB, "--sm-price", "0.3"), "with both --sm-price 0.3 and --slack 5%", 2),
-        ((*JOB, "--slack", "5%"), "without --slack", 2),
+def test_the_objective_of_the_job_needs_its_calls(
+    policy: Path, shell: Shell, tmp_path: Path
+) -> None:
+    calls_of(tmp_path / "calls", traced(0, size_bytes=1 << 20, compute_ratio=None))
+    beside = measurements_table(list(beside_rows(1 << 20)))
+    store.write_part(tmp_path / "calls", beside, provenance={})
+    for asked, said, code in (
         (("--slack", "5%", "--hidden", "nowhere"), "nowhere", 2),
         (("--objective", "job", "--hidden", "calls"), "(not of 1; 0 have none)", 3),
-    ],
-)
-def test_the_objective_of_the_job_needs_its_calls_and_rows_beside_products(
-    asked: tuple[str, ...], said: str, code: int, policy: Path, shell: Shell, tmp_path: Path
-) -> None:
-    job_of(tmp_path / "job")
-    calls_of(tmp_path / "calls", traced(0, size_bytes=1 << 20, compute_ratio=None))
-    store.write_part(
-        tmp_path / "calls", measurements_table(list(beside_rows(1 << 20))), provenance={}
-    )
-    assert said in refused(shell(*EXPORT, policy, "--out", "a", *asked), code)
+    ):
+        assert said in refused(shell(*EXPORT, policy, "--out", "a", *asked), code)
 
 
 @pytest.mark.parametrize(

@@ -32,27 +32,16 @@ def _slower(past: Past) -> Any:
     return past.xp.log2(past.time_us / past.before(past.time_us))
 
 
-def _spread(past: Past) -> Any:
-    return past.xp.log2(past.largest(past.time_us) / past.smallest(past.time_us))
-
-
 def wider() -> HistoryColumns:
-    """With columns of every kind in the middle, where they move all that follows."""
-    slower = Columns((Feature("slower", "log2", "than the call before"),), _slower)
-    flags = Columns(
-        (Feature("is_ll", "0/1", "LL"), Feature("is_ll128", "0/1", "LL128")),
-        lambda past: past.one_hot(past.protocol, 2),
-    )
-    spread = Columns((Feature("spread", "log2", "slowest over fastest"),), _spread)
-    last = Columns(
-        (Feature("last_slower", "log2", "than the call before"),),
-        lambda past: past.last(_slower(past)),
-    )
+    """With a column in the middle of both, where it moves all that follows."""
+    meaning = "than the call before"
+    slower = Columns((Feature("slower", "log2", meaning),), _slower)
+    last = Columns((Feature("last_slower", "log2", meaning),), lambda p: p.last(_slower(p)))
     columns = HISTORY_COLUMNS
     return replace(
         columns,
-        window=(*columns.window[:2], slower, flags, *columns.window[2:]),
-        history=(*columns.history[:3], spread, last, *columns.history[3:]),
+        window=(*columns.window[:2], slower, *columns.window[2:]),
+        history=(*columns.history[:3], last, *columns.history[3:]),
     )
 
 
@@ -101,16 +90,10 @@ def test_a_column_that_is_added_is_in_all_three_and_leaves_the_others_as_they_ar
     slower = np.where(valid[:, :-1], np.diff(log2_time, axis=1), 0.0)
     np.testing.assert_allclose(window[:, 1:, at["slower"]], slower, atol=1e-5)
     assert not window[:, 0, at["slower"]].any()
-    np.testing.assert_array_equal(window[:, :, at["is_ll"]], window[:, :, at["protocol_LL"]])
     np.testing.assert_array_equal(
         history[:, in_history["last_slower"]], window[:, -1, at["slower"]]
     )
-    known = valid[:, -1]
-    largest = np.where(valid, log2_time, -np.inf).max(axis=1)
-    spread = largest[known] - history[known, in_history["log2_rtprop"]]
-    np.testing.assert_allclose(history[known, in_history["spread"]], spread, atol=1e-5)
-    assert spread.max() > 1.0
-    assert not history[~known].any()
+    assert not history[~valid[:, -1]].any()
 
 
 def test_a_longer_route_moves_rtprop_once_the_old_one_has_expired() -> None:

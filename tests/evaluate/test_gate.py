@@ -38,9 +38,7 @@ from dynamiccl.evaluate.evidence import (
     shrunk,
 )
 from dynamiccl.evaluate.gate import Gated, pass_gate, plan_gate, read_gated
-from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
-from dynamiccl.serve.export import export_artifact
-from dynamiccl.serve.table import DecisionTable
+from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.sizes import bin_center_bytes, size_bin
 from dynamiccl.train.policy import TorchPolicy
 from tests.conftest import Trained
@@ -192,24 +190,6 @@ def test_runs_that_were_trained_on_are_refused(trained: Trained) -> None:
     old.manifest.runs.clear()
     with pytest.raises(UserError, match="train it again"):
         pass_gate(old, frame(*runs(0.2)))
-
-
-def test_tables_act_where_the_policy_passed_alone(gated_dir: Path, tmp_path: Path) -> None:
-    found = json.loads((gated_dir / "gate.json").read_text())
-    assert found["counts"]["passed"] >= 3
-    artifact = export_artifact(gated_dir, tmp_path / "artifact").directory
-    (path,) = (artifact / "tables").rglob("*.dct")
-    table = DecisionTable.read(path)
-    configs = Manifest.read(gated_dir).actions().configs
-    acting = {
-        (cell["collective"], cell["bin"]): configs[cell["action"]]
-        for cell in found["cells"]
-        if cell["verdict"] in {"passed", "inferred"}
-    }
-    for collective in (c for c in Collective if c.tunable):
-        for each in range(table.first_bin, table.first_bin + table.num_bins):
-            decided = table.lookup(collective, bin_center_bytes(each))
-            assert decided == acting.get((collective.wire, each))
 
 
 def test_the_page_begins_with_what_may_act_and_shows_every_bin(gated_dir: Path) -> None:

@@ -34,7 +34,7 @@ def test_the_first_rule_that_holds_decides() -> None:
 
 
 @pytest.mark.parametrize(("worst", "code"), [(OK, 0), (WARN, 0), (UNKNOWN, 0), (FAIL, 4)])
-def test_report(worst: CheckStatus, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_is_4(worst: CheckStatus, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     checks = [Check("clocks", WARN, "not locked", "lock them"), Check("b", worst, "y", "z")]
     assert report(checks, as_json=True) == code
     [_, second] = json.loads(capsys.readouterr().out)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynamiccl.errors import DynamicclError, MissingPath, UnknownName, UserError
+from dynamiccl.errors import DynamicclError, UserError
 from dynamiccl.nccl import Algorithm, Config, Transport
 from dynamiccl.simulator import systems
 from dynamiccl.simulator.record_jobs import Explorer, all_configs
@@ -99,15 +99,6 @@ def test_a_wrong_file_is_refused(old: str, new: str, said: str, tmp_path: Path) 
         systems.find_system(str(path))
     assert said in str(refused.value)
     assert refused.value.exit_code == 2
-
-
-def test_a_file_that_is_not_there_and_a_name_that_nobody_has() -> None:
-    with pytest.raises(MissingPath, match=r"no system file at nowhere\.toml"):
-        systems.find_system("nowhere.toml")
-    with pytest.raises(UnknownName, match="h100-ib"):
-        systems.find_system("h200")
-    with pytest.raises(UnknownName, match=r"'b200-nvlink'.*did you mean 'b300-nvlink'"):
-        systems.system_file("b200-nvlink")
 
 
 def test_a_transport_without_figures_is_refused_with_those_that_have_some() -> None:

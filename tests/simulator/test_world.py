@@ -1,13 +1,10 @@
 """Jobs in a world: what runs, what it takes, what surroundings do to it, and links that change."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dynamiccl.errors import MissingPath, UnknownName, UserError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.simulator.scenario import (
     BurstsLink,
@@ -169,29 +166,6 @@ def test_scenarios_that_ship_are_read_and_say_what_they_stand_for() -> None:
         assert find_scenario(name).meaning
 
 
-def test_what_is_no_scenario_is_refused_with_the_place(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match="congested"):
-        find_scenario("stormy")
-    with pytest.raises(MissingPath):
-        find_scenario(str(tmp_path / "no.toml"))
-    path = tmp_path / "mine.toml"
-    trace = 'on = "inter", kind = "trace"'
-    for text, reason in [
-        ("link = []", "meaning"),
-        (f'meaning = "m"\nlink = [{{ {trace}, shares = [0.0], interval_us = 1 }}]', "shares"),
-        ("meaning = ", "Invalid"),
-        ('meaning = "m"\nlink = []\nswitch_us = nan', "switch_us"),
-    ]:  # fmt: skip
-        path.write_text(text)
-        with pytest.raises(UserError, match=reason):
-            find_scenario(str(path))
-
-
-def test_an_unknown_workload_is_named_with_the_choices() -> None:
-    with pytest.raises(UnknownName, match="megatron"):
-        make_workload(["gpt"], SHAPE)
-
-
 # --- Links that change ---
 
 FOLLOWING = [[0.0, 0.7, 0.3], [0.6, 0.0, 0.4], [0.5, 0.5, 0.0]]
@@ -273,20 +247,3 @@ def test_a_trace_comes_round_and_every_job_begins_elsewhere() -> None:
     assert (seen[:30] == seen[30:]).all()
     assert (seen == 4.0).mean() == pytest.approx(1 / 3, abs=0.02)
     assert len(np.unique(seen[0])) == 3
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (lambda: markov([1.0], [1.0, 2.0], [[0.0]]), "need"),
-        (lambda: markov([1.0, 2.0], [1.0, 1.0], [[0.5, 0.5], [1.0, 0.0]]), "sum to 1"),
-        (lambda: markov([0.5, 2.0], [1.0, 1.0], [[0, 1], [1, 0]]), "greater than or equal to 1"),
-        (lambda: bursts(1.0, 1.0, 1.0, (0.1, 0.2)), "tail"),
-        (lambda: bursts(1.0, 1.0, 2.0, (0.3, 0.2)), "in order"),
-        (lambda: trace([0.5, 0.0], 1.0), "shares.1"),
-        (lambda: trace([0.5], 0.0), "interval_us"),
-    ],
-)
-def test_what_is_no_process_is_refused(make: Callable[[], object], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        make()

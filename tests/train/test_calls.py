@@ -14,7 +14,6 @@ from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import cold_questions
 from dynamiccl.datasets.store import write_part
-from dynamiccl.errors import MissingPath
 from dynamiccl.nccl import Collective
 from dynamiccl.sizes import size_bin
 from dynamiccl.train.data import load_data
@@ -139,8 +138,3 @@ def test_changes_and_congestion_cost_what_a_recipe_says(with_calls: Path, trigge
     np.testing.assert_allclose(congested, plain - 0.5 * level, rtol=1e-6)
     # A sweep has no order: nothing changes there.
     assert (quiet == sweeps).all()
-
-
-def test_what_is_no_trigger_is_refused_before_training(with_calls: Path, tmp_path: Path) -> None:
-    with pytest.raises(MissingPath, match="dynamiccl-train trigger"):
-        load_data(with_calls, 0, str(tmp_path))

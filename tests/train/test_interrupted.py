@@ -97,7 +97,7 @@ def test_what_went_wrong_in_a_worker_is_told_once(
     assert (said + capfd.readouterr().err).count(told) == 1
 
 
-def test_report_ends(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_is_lost(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "make_policies", lambda *_: signal.raise_signal(signal.SIGINT))
     line = f"report --data {trained.data} --policy {trained.policy} --out {tmp_path / 'out'}"
     said = last_line(*run(f"dynamiccl-evaluate {line}"))
@@ -118,7 +118,7 @@ def test_slow_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert said == "fitting: 0 s\n"
 
 
-def test_no_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bar_is_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with options.open_bar() as bar:
         task = bar.add_task("quiet", total=10)
         bar.advance(task)

@@ -108,7 +108,7 @@ class TooNarrow(Flat):
         (TooNarrow, r"RuntimeError: mat1 and .* given windows \(2, 8, 5\): \(windows, ca"),
     ],
 )
-def test_bad_own_encoders(own: type[Flat], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_encoders_are_told(own: type[Flat], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynamiccl.train.networks.WINDOW_ENCODERS", dict(WINDOW_ENCODERS))
     register_window_encoder("own", own)
     with pytest.raises(UserError, match=said) as caught:

@@ -1,10 +1,5 @@
 """Recipes and their settings."""
 
-from pathlib import Path
-
-import pytest
-
-from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.train.recipe import RECIPES, make_recipe, settable, setting_meanings
 
 
@@ -30,29 +25,3 @@ def test_every_setting_has_a_meaning() -> None:
 def test_settings_are_looked_at_together() -> None:
     recipe = make_recipe("a3c-lstm", ["seen_decisions=0", "probe_every=0", "state_units=0"])
     assert (recipe.seen_decisions, recipe.state_units) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ("import nothing_of_that_name", "ModuleNotFoundError: No module named 'nothing"),
-        ("return 7", "returns int"),
-        ("return make_recipe('dqn')", r"mine\.py: unknown recipe 'dqn'"),
-        (
-            "return Recipe(name='mine', summary='', algorithm='DoubleDQN', hidden_sizes=())",
-            r"mine\.py: hidden_sizes= of recipe 'mine' .* at least 1 item",
-        ),
-        (
-            "return Recipe(name='mine', summary='', algorithm='DoubleDQN', learning_rte=1e-5)",
-            r"mine\.py: .*'learning_rte' \(did you mean 'learning_rate'\?\)",
-        ),
-    ],
-)
-def test_a_recipe_of_ones_own_is_checked_as_ours(body: str, said: str, tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    with pytest.raises(MissingPath, match="Python file"):
-        make_recipe(str(file))
-    head = "from dynamiccl.train.recipe import Recipe, make_recipe\ndef recipe():\n"
-    file.write_text(f"{head}    {body}\n")
-    with pytest.raises(UserError, match=said):
-        make_recipe(str(file))

@@ -64,7 +64,7 @@ def test_curve_and_weights_are_of_a_whole_run(data_dir: Path, tmp_path: Path) ->
     assert_same_policy(whole.run_directory, resumed.run_directory)
 
 
-def test_lost_metrics(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_come_late(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri, log = new_store(tmp_path), Run.log
 
     def stop(run: Run, metrics: Mapping[str, float] = {}, **how: Any) -> None:

@@ -69,7 +69,7 @@ def test_a_grid_is_every_recipe_with_every_combination_and_seed(tmp_path: Path) 
     assert planned(tmp_path, [*axes, "steps=1:9"], count=9).count == 9
 
 
-def test_a_whole_study(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_study_tells_best(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(studies, "BEAT_S", 0.01)
     uri = new_store(tmp_path)
     study = begin_study(planned(data_dir, [], ["ddqn-dueling", "bc"], seeds=2), uri)
@@ -236,7 +236,7 @@ def test_a_finished_trial_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [trial.state for trial in study.trials] == [TrialState.COMPLETE]
 
 
-def test_killed_worker(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_are_rerun(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search, killed in the middle of its first training: it comes to what it would have."""
     plan = planned(data_dir, SPACE, settings=[*FEW, "steps=40"], count=2)
     (tmp_path / "whole").mkdir()

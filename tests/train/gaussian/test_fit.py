@@ -213,12 +213,6 @@ def test_a_level_moves_it_to_what_does_not_feel_it(fitted: Run) -> None:
     assert not torch.equal(slow, slower)
 
 
-def test_a_rule_without_a_trigger_is_refused(fitted: Run) -> None:
-    where: dict[str, Any] = {"experiment": "gp", "tracking_uri": fitted.uri}
-    with pytest.raises(UserError, match=r"level_threshold=0\.15 .*--set trigger=RUN_DIRECTORY"):
-        fit(fitted.data, make_recipe("threshold-rule"), **where, seed=0)
-
-
 @pytest.mark.parametrize("with_costs", [True, False])
 def test_a_small_sweep_is_enough_to_act(data_dir: Path, with_costs: bool) -> None:
     """Fewer tasks than 1 / alpha: drawn worlds say how sure a gain must be."""

@@ -11,7 +11,7 @@ from bench_trigger import alarms_of, count_onsets, t3_noise
 from mlflow import MlflowClient
 
 from dynamiccl.datasets.store import write_part
-from dynamiccl.errors import NotEnoughData, UserError
+from dynamiccl.errors import NotEnoughData
 from dynamiccl.serve.artifact import open_artifact
 from dynamiccl.train.policy import script
 from dynamiccl.train.trigger import RUNGS, Detector, FloatArray, TriggerModule
@@ -19,7 +19,6 @@ from dynamiccl.train.trigger_fit import (
     BLOCK,
     Series,
     find_peaks,
-    fit_trigger,
     forecast_error,
     make_trigger,
     peaks_of,
@@ -206,12 +205,6 @@ def test_a_run_holds_a_trigger_with_its_facts_and_the_export_takes_it(
     assert "was trained without a Trigger" in done.err
     assert json.loads(done.out)["trigger"] == facts
     open_artifact(Path("with"))
-
-
-@pytest.mark.parametrize("rate", [0.0, 2000.0])
-def test_a_rate_that_cannot_be_wanted_is_refused(rate: float) -> None:
-    with pytest.raises(UserError, match="false alarms in 100,000 calls cannot be wanted"):
-        fit_trigger(Path("none"), rate, experiment="x", tracking_uri="sqlite:///none.db")
 
 
 @pytest.mark.soak
