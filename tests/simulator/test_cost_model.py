@@ -12,7 +12,6 @@ from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, NcclVersion, 
 from dynamiccl.simulator.cost_model import CostModel, Pair
 from dynamiccl.simulator.machine import (
     RELEASES,
-    Machine,
     find_machine,
     machine_names,
     release_of,
@@ -114,7 +113,7 @@ def test_lines_are_those_that_h100_nodes_printed() -> None:
         assert line.algbw_gbytes_per_s == pytest.approx(printed, abs=0.0501)
 
 
-# NCCL's model table of the same log as in test_broadcasts_run_as_the_log_says, 2.29.7 on 2 x 1.
+# NCCL's model table of the broadcasts' log below, 2.29.7 on 2 x 1.
 def test_sockets_have_the_table_that_nccl_logged() -> None:
     lines = model_of("rtx5090-sockets", V29).lines(Group(2, 1))
     for cell, *logged in [
@@ -132,40 +131,26 @@ def test_sockets_have_the_table_that_nccl_logged() -> None:
         assert [line.latency_us, line.algbw_gbytes_per_s] == pytest.approx(logged, abs=0.0501)
 
 
-@pytest.mark.parametrize(
-    ("size", "protocol", "channels"),
-    [
-        (8 << 10, LL, 1),
-        (16 << 10, LL, 2),
-        (32 << 10, SIMPLE, 1),
-        (64 << 10, SIMPLE, 2),
+def test_calls_over_sockets_run_as_they_were_seen_to() -> None:
+    """Broadcasts by the log's lines such as `channel{Lo..Hi}={0..3}`; AllReduce by its read-back.
+
+    Of ebpf_broadcast_default_v2.18.nccl_debug.log, and of the source of rtx5090_socket_tables.csv
+    (runs transition-8k and 3rank).
+    """
+    model = model_of("rtx5090-sockets", V29)
+    for kib, protocol, channels in (
+        *((8, LL, 1), (16, LL, 2), (32, SIMPLE, 1), (64, SIMPLE, 2), (128, SIMPLE, 4)),
         (128 << 10, SIMPLE, 4),
-        (128 << 20, SIMPLE, 4),
-    ],
-)
-def test_broadcasts_run_as_the_log_says(size: int, protocol: Protocol, channels: int) -> None:
-    """ebpf_broadcast_default_v2.18.nccl_debug.log, lines such as `channel{Lo..Hi}={0..3}`."""
-    ran = model_of("rtx5090-sockets", V29).resolve(Call(Group(2, 1), BC, size), ABSTAIN)
-    assert ran == Config(RING, protocol, channels)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "size", "cell"),
-    [
-        (2, 81920, (RING, LL)),
-        (2, 86016, (RING, SIMPLE)),
-        (3, 2048, (TREE, LL)),
-        (3, 4096, (RING, LL)),
-        (3, 65536, (RING, LL)),
+    ):
+        ran = model.resolve(Call(Group(2, 1), BC, kib << 10), ABSTAIN)
+        assert ran == Config(RING, protocol, channels)
+    for ranks, size, cell in (
+        *((2, 81920, (RING, LL)), (2, 86016, (RING, SIMPLE))),
+        *((3, 2048, (TREE, LL)), (3, 4096, (RING, LL)), (3, 65536, (RING, LL))),
         (3, 131072, (RING, SIMPLE)),
-    ],
-)
-def test_all_reduce_over_sockets_switches_where_it_was_seen_to(
-    ranks: int, size: int, cell: tuple[Algorithm, Protocol]
-) -> None:
-    """Read back by the source of rtx5090_socket_tables.csv (runs transition-8k and 3rank)."""
-    ran = model_of("rtx5090-sockets", V29).resolve(Call(Group(ranks, 1), AR, size), ABSTAIN)
-    assert (ran.algorithm, ran.protocol) == cell
+    ):
+        ran = model.resolve(Call(Group(ranks, 1), AR, size), ABSTAIN)
+        assert (ran.algorithm, ran.protocol) == cell
 
 
 @pytest.mark.parametrize(
@@ -195,26 +180,19 @@ def test_a_release_has_lines_of_its_own(
     assert latency is None or line.latency_us == pytest.approx(latency)
 
 
-def test_nvls_needs_three_ranks_of_a_node_until_2_28_7() -> None:
+def test_cells_and_channels_are_those_of_release_build_and_environment() -> None:
     cells = {v: model_of("h100-ib", v).cells(Group(1, 2), AR) for v in (V27, V28)}
-    assert (NVLS, SIMPLE) not in cells[V27]
+    assert (NVLS, SIMPLE) not in cells[V27]  # three ranks of a node, until 2.28.7
     assert (NVLS, SIMPLE) in cells[V28]
-
-
-def test_ring_only_build_has_rings_only() -> None:
-    model = model_of("gb10-roce-ring", V30)
+    rings = model_of("gb10-roce-ring", V30)
     for collective in (AR, AG, BC):
-        assert {a for a, _ in model.cells(Group(4, 1), collective)} == {RING}
-
-
-def test_channels_reach_twice_the_search_and_what_the_environment_asks_for() -> None:
+        assert {a for a, _ in rings.cells(Group(4, 1), collective)} == {RING}
+    # Twice what the search found, and what the environment asks for.
     group = Group(1, 8)
-    assert model_of("b300", V29).max_channels(group, RING) == 32
-    assert model_of("b300", V29).max_channels(group, NVLS) == 24
-    few = model_of("b300", V29, None, 8)
-    assert (few.max_channels(group, RING), few.max_channels(group, NVLS)) == (8, 8)
-    many = model_of("gb10-roce-ring", V30, 64)
-    assert many.max_channels(Group(4, 1), RING) == 64
+    most = [model_of("b300", V29).max_channels(group, each) for each in (RING, NVLS)]
+    few = [model_of("b300", V29, None, 8).max_channels(group, each) for each in (RING, NVLS)]
+    assert (most, few) == ([32, 24], [8, 8])
+    assert model_of("gb10-roce-ring", V30, 64).max_channels(Group(4, 1), RING) == 64
     # 8 rings of 48 GB/s on two nodes are twice 8, and fast; 2 of 24 are not.
     h100 = model_of("h100-ib", V27)
     assert [h100.max_channels(Group(2, n), RING) for n in (1, 2, 4, 8)] == [4, 8, 16, 16]
@@ -241,13 +219,8 @@ def test_every_shipped_machine_says_where_it_is_from_and_can_decide() -> None:
         assert machine.origin
         assert machine.description
         for search in machine.searches:
-            group = Group(search.nodes[0], search.ranks_per_node[0])
-            assert search in parts_of(machine, group)
+            graph = machine.graph(Group(search.nodes[0], search.ranks_per_node[0]))
+            assert search in (graph.ring, graph.tree, graph.nvls)
             # PCI and NVLink numbers are per channel, in GB/s: nothing carries more than 100.
             assert 0 < search.inter_gbytes_per_s <= 100
             assert 0 < search.intra_gbytes_per_s <= 100
-
-
-def parts_of(machine: Machine, group: Group) -> list[object]:
-    graph = machine.graph(group)
-    return [graph.ring, graph.tree, graph.nvls]

@@ -65,33 +65,26 @@ def test_shipped_ramps_are_those_of_the_source() -> None:
 NVLS_TREE_GBYTES_PER_S, GATHER_GBYTES_PER_S = 160.0, 8 * 36.7 * 32 / 31
 
 
-@pytest.mark.parametrize(
-    ("per_gpu", "factor"),
-    [
+def test_true_times_are_nccls_but_for_factors_that_grow_with_the_size() -> None:
+    """By what share of the bandwidth that NCCL counts on, at bytes a GPU."""
+    for per_gpu, factor in (
         (64, 1.0),  # below the fitted sizes the source holds 1.0
         (256 << 10, 0.41),
         (2**20.5, 0.80),  # half-way to 2 MiB (0.88) in the logarithm
         (1 << 30, 1.0),
-    ],
-)
-def test_nvls_tree_reaches_its_bandwidth_late(per_gpu: float, factor: float) -> None:
-    size = round(per_gpu * 32)
-    expected = 81.0 + size / (1000 * NVLS_TREE_GBYTES_PER_S * factor)
-    assert true_us(all_reduce(size), NVLS_TREE_SIMPLE) == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize(("per_gpu", "factor"), [(1, 0.01), (4 << 10, 0.25), (32 * MIB, 0.87)])
-def test_rings_of_whole_nodes_are_slower(per_gpu: int, factor: float) -> None:
-    size = per_gpu * 32
-    expected = 79.2 + size / (1000 * GATHER_GBYTES_PER_S * factor)
-    assert true_us(Call(FOUR, AG, size), RING_LL128) == pytest.approx(expected, rel=1e-12)
-
-
-def test_only_rings_of_whole_nodes_are_slower_than_nccl_thinks() -> None:
+    ):
+        size = round(per_gpu * 32)
+        expected = 81.0 + size / (1000 * NVLS_TREE_GBYTES_PER_S * factor)
+        assert true_us(all_reduce(size), NVLS_TREE_SIMPLE) == pytest.approx(expected, rel=1e-6)
+    for per_gpu, factor in ((1, 0.01), (4 << 10, 0.25), (32 * MIB, 0.87)):
+        size = per_gpu * 32
+        expected = 79.2 + size / (1000 * GATHER_GBYTES_PER_S * factor)
+        found = true_us(Call(FOUR, AG, size), RING_LL128)
+        assert found == pytest.approx(expected, rel=1e-12)
+    # Rings of parts of nodes, and trees, take what NCCL thinks.
     for size in (1 << 10, MIB, 1 << 30):
-        call = Call(Group(4, 4), AG, size)
-        assert true_us(call, RING_LL) == NCCL.cost_us(call, *RING_LL)
-        assert true_us(all_reduce(size), TREE_LL) == NCCL.cost_us(all_reduce(size), *TREE_LL)
+        for call, cell in ((Call(Group(4, 4), AG, size), RING_LL), (all_reduce(size), TREE_LL)):
+            assert true_us(call, cell) == NCCL.cost_us(call, *cell)
 
 
 # --- One node ---

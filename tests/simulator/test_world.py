@@ -196,19 +196,17 @@ def course(
     return np.stack([process.send(elapsed).copy() for _ in range(steps)])
 
 
-def test_congestion_stays_as_long_as_it_says() -> None:
-    seen = course(markov([1.0, 2.0, 4.0], DWELL, FOLLOWING), jobs=200, steps=4_000)
+def test_congestion_stays_as_long_and_takes_the_share_of_time_that_it_says() -> None:
+    link = markov([1.0, 2.0, 4.0], DWELL, FOLLOWING)
+    seen = course(link, jobs=200, steps=4_000)
     for level, dwell in zip((1.0, 2.0, 4.0), DWELL, strict=True):
         inside = seen == level
         leaves = (inside[:-1] & ~inside[1:]).sum()
         assert inside[:-1].sum() / leaves == pytest.approx(dwell, rel=0.1)
-
-
-def test_shares_of_time_are_the_usual_ones_from_the_start() -> None:
-    link = markov([1.0, 2.0, 4.0], DWELL, FOLLOWING)
+    # Shares are the usual ones from the start. Balance by hand: flow into each state equals flow
+    # out of it.
     seen = course(link, jobs=4_000, steps=50)
     shares = [float((seen == level).mean()) for level in (1.0, 2.0, 4.0)]
-    # Balance by hand: flow into each state equals flow out of it.
     rates = 1.0 / np.array(DWELL)
     flow = (link.usual() * rates) @ np.array(FOLLOWING)
     assert flow == pytest.approx(link.usual() * rates)
