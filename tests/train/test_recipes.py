@@ -3,25 +3,17 @@
 from dynamiccl.train.recipe import RECIPES, make_recipe, settable, setting_meanings
 
 
-def test_every_recipe_is_complete_under_its_own_name() -> None:
+def test_recipes_are_complete_and_every_setting_has_a_type_and_a_meaning() -> None:
     for name in RECIPES:
         recipe = make_recipe(name)
         assert recipe.name == name
         assert recipe.summary
         assert recipe.abstain_margins == tuple(sorted(recipe.abstain_margins))
-
-
-def test_settings_take_the_type_of_the_default() -> None:
     recipe = make_recipe("ddqn-dueling", ["steps=10", "learning_rate=1e-4", "hidden_sizes=8,4"])
     assert (recipe.steps, recipe.learning_rate, recipe.hidden_sizes) == (10, 1e-4, (8, 4))
-
-
-def test_every_setting_has_a_meaning() -> None:
     meanings = setting_meanings()
     assert all(meanings[name].endswith((".", "none", "empty")) for name in settable())
     assert meanings["steps"] == meanings["steps_per_epoch"] != meanings["batch_size"]
-
-
-def test_settings_are_looked_at_together() -> None:
+    # Settings are looked at together.
     recipe = make_recipe("a3c-lstm", ["seen_decisions=0", "probe_every=0", "state_units=0"])
     assert (recipe.seen_decisions, recipe.state_units) == (0, 0)

@@ -48,14 +48,13 @@ def test_a_shape_that_is_held_out_is_what_the_report_scores(shapes: Path, tmp_pa
     assert found["mine"]["mean"] <= found["nccl-default"]["mean"]
 
 
-def test_neither_steps_nor_validation_see_the_shape_that_is_held_out(shapes: Path) -> None:
+def test_what_is_held_out_is_not_seen_and_a_run_asks_every_task_again(
+    shapes: Path, tmp_path: Path
+) -> None:
     data = load_data(shapes, 0, split="shape")
     assert set(data.validation.tasks["num_nodes"]) == {4}
     nodes = data.training.steps.tasks.context[:, CONTEXT_COLUMN["log2_nodes"]]
     assert set(nodes.tolist()) == {1.0, 4.0}
-
-
-def test_a_run_that_is_held_out_asks_every_task_again(tmp_path: Path) -> None:
     data_dir = make_data(tmp_path, SWEEP.replace("cycles = 3", "cycles = 4"))
     data = load_data(data_dir, 0, split="run")
     assert data.parts == Splits(SplitBy.RUN, ("cycle-0", "cycle-3"), ("cycle-1",))

@@ -75,16 +75,12 @@ def test_it_gains_much_and_is_hardly_ever_slower(fitted: Run, tmp_path: Path) ->
     ratio = grid.chosen_us(chosen) / grid.default_us
     assert float((ratio > 1.01).mean()) <= 1 / 36  # alpha is 0.02, and there are 36 tasks
     assert ratio.max() < 1.05
-
-
-def test_run_says_how_far_it_can_be_trusted(fitted: Run) -> None:
+    # The run says how far it can be trusted.
     metrics = mlflow.MlflowClient(fitted.uri).get_run(fitted.run_id).data.metrics
     assert metrics["calibration_tasks"] == 138
     assert 0.8 < metrics["coverage_90"] <= 1.0
-    assert metrics["prior_widened"] >= 1.0
-    assert metrics["spread_stretched"] >= 1.0
-    folder = fitted.policy.parent
-    assert json.loads((folder / "recipe.json").read_text())["alpha"] == 0.02
+    assert min(metrics["prior_widened"], metrics["spread_stretched"]) >= 1.0
+    assert json.loads((fitted.policy.parent / "recipe.json").read_text())["alpha"] == 0.02
     assert Manifest.read(fitted.policy).features[-1]["name"] == "log_cost:PAT/Simple"
 
 

@@ -36,28 +36,22 @@ from tests.stores import new_store
 from tests.train.online.conftest import PLACE, SMALL, SWEEP, small_network, small_player
 
 
-def test_a_place_is_a_system_with_work_and_surroundings() -> None:
+def test_a_place_is_a_system_with_work_of_training_sizes_and_surroundings() -> None:
     place = Place.parse("h100-ib:decode+lora:congested:4x8")
     assert (place.system.name, place.workload.name) == ("h100-ib", "decode+lora")
     assert {call.group.num_ranks for call in place.workload.calls} == {32}
     largest = Place.parse(PLACE).workload.calls[0].group
     assert (largest.num_nodes, largest.ranks_per_node) == (1, 8)
-
-
-def test_what_is_earned_is_minus_ln_of_time_and_nothing_without_calls() -> None:
-    earned = _scaled(torch.tensor([-1.0, -math.e, 0.0]))
-    assert earned.tolist() == pytest.approx([0.0, -1.0, 0.0])
-
-
-def test_sizes_that_are_held_out_are_not_trained_on() -> None:
-    place = Place.parse("b300-nvlink:decode+lora:busy-host")
+    # Sizes that are held out are not trained on.
     assert any(split_of(call.size_bytes) != Split.TRAIN for call in place.workload.calls)
     trained = place.for_training.calls
     assert all(split_of(call.size_bytes) == Split.TRAIN for call in trained)
     assert len(trained) == len(place.workload.calls)
 
 
-def test_a_key_that_was_not_called_earns_what_its_values_say() -> None:
+def test_minus_ln_of_time_is_earned_and_without_a_call_what_the_values_say() -> None:
+    earned = _scaled(torch.tensor([-1.0, -math.e, 0.0]))
+    assert earned.tolist() == pytest.approx([0.0, -1.0, 0.0])
     reward, calls = torch.tensor([[-2.0, 0.0]]), torch.tensor([[3.0, 0.0]])
     value = torch.tensor([[-5.0, -5.0], [-8.0, -8.0]])
     found = filled(reward, value, calls, 0.5)
