@@ -72,16 +72,6 @@ def test_rows_that_failed_or_whose_gpus_were_unwell_are_not_usable() -> None:
     assert cells.left_out(frame(*rows)) == {"throttled": 2, "ecc_errors": 2}
 
 
-def test_spread_is_the_median_over_all_pairs() -> None:
-    assert cells.pair_spread([5.0]) is cells.pair_spread([]) is None
-    # Pairs 1.1, 1.2, 1.2/1.1: their median is 1.1.
-    assert cells.pair_spread([120.0, 100.0, 110.0]) == pytest.approx(0.1)
-    # Of very many, that of their distribution: the median of |x - y| of two normal draws is
-    # 0.6745 * sqrt(2) standard deviations.
-    many = np.exp(np.random.default_rng(0).normal(0.0, 0.02, size=20_000))
-    assert cells.pair_spread(many.tolist()) == pytest.approx(0.02 * 0.6745 * 2**0.5, rel=0.03)
-
-
 def test_noise_band_holds_nine_cells_of_ten_and_is_unknown_without_repeats() -> None:
     rows = [
         row
@@ -91,6 +81,13 @@ def test_noise_band_holds_nine_cells_of_ten_and_is_unknown_without_repeats() -> 
     [band] = cells.noise_bands(frame(*rows, default(1.0, system="once"))).to_dicts()
     assert band["system"] == "box"
     assert band["noise_band"] == pytest.approx(0.09)
+    assert cells.pair_spread([5.0]) is cells.pair_spread([]) is None
+    # Pairs 1.1, 1.2, 1.2/1.1: their median is 1.1.
+    assert cells.pair_spread([120.0, 100.0, 110.0]) == pytest.approx(0.1)
+    # Of very many, that of their distribution: the median of |x - y| of two normal draws is
+    # 0.6745 * sqrt(2) standard deviations.
+    many = np.exp(np.random.default_rng(0).normal(0.0, 0.02, size=20_000))
+    assert cells.pair_spread(many.tolist()) == pytest.approx(0.02 * 0.6745 * 2**0.5, rel=0.03)
 
 
 def inside(time_us: float | None, **columns: Any) -> dict[str, Any]:

@@ -133,19 +133,13 @@ def test_unknown_facts_are_zero_and_say_so() -> None:
     assert all(values[name] == 0.0 for name in known)
     found = {name for name, value in values.items() if value != 0.0}
     assert found == {"log2_size", "collective_AllReduce", "profile:default"}
-
-
-def test_what_no_feature_names_lights_no_flag() -> None:
-    others: dict[str, Any] = {
-        "nic_kind": "slingshot",
-        "cpu_vendor": "power",
-        "launch_profile": "never seen",
-    }
-    values = cold(default(**others, nvlink_generation=0, nvlinks_per_gpu=0, nvswitch=False))
+    # What no feature names lights no flag; and no NVLink is not an unknown one.
+    others: dict[str, Any] = {"nic_kind": "slingshot", "cpu_vendor": "power"}
+    others |= {"launch_profile": "never seen", "nvlinks_per_gpu": 0, "nvswitch": False}
+    values = cold(default(**others, nvlink_generation=0))
     flags = [n for n in values if n.startswith(("nic_", "cpu_", "profile:"))]
     assert len(flags) == 10
     assert not any(values[name] for name in flags)
-    # No NVLink is not an unknown one.
     assert (values["nvlink_known"], values["nvlink_generation"]) == (1.0, 0.0)
 
 

@@ -92,10 +92,7 @@ def test_sizes_within_an_octave_are_near_enough(
     told, measured = reference(forced("Ring", size_bytes=KB64), *training)
     assert not measured
     assert told == (None if found is None else pytest.approx(found))
-
-
-def test_an_octave_is_one_at_every_size() -> None:
-    for power in (10, 19, 28, 29, 35):
+    for power in (10, 19, 28, 29, 35):  # an octave is one at every size
         ends = [default(1.0, size_bytes=1 << power - 1), default(4.0, size_bytes=1 << power + 1)]
         assert reference(forced("Ring", size_bytes=1 << power), *ends)[0] == pytest.approx(2.0)
 

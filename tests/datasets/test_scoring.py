@@ -37,9 +37,6 @@ def test_samples_are_the_repeats_behind_a_median() -> None:
     assert grid.repeats.tolist() == [[1] * 3, [3] * 3]
     assert sorted(grid.samples) == [(t, a) for t in range(2) for a in range(3)]
     assert sorted(grid.samples[1, 0].tolist()) == [10.0, 11.0, 90.0]
-
-
-def test_unmeasured_action_cannot_be_chosen() -> None:
     grid = score(*task(), forced("NVLS", None, 5.0, size_bytes=64))
     assert grid.mask.tolist() == [[True, True, True, False]]
     with pytest.raises(ValueError, match="not measured"):

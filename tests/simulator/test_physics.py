@@ -102,15 +102,6 @@ def test_terms_by_hand(
     assert found.between_us == 0.0
 
 
-def test_pat_takes_a_logarithm_of_the_nodes_where_a_ring_takes_all() -> None:
-    nodes = Group(16, 1)
-    pat = route(nodes, Collective.AllGather, Algorithm.PAT)
-    ring = route(nodes, Collective.AllGather, Algorithm.Ring)
-    assert (pat.hops_between, ring.hops_between) == (4, 15)
-    assert pat.wire_between == ring.wire_between
-    assert (pat.wire_inside, ring.wire_inside) == (0.0, 0.0)
-
-
 def test_between_nodes_the_network_is_the_ceiling_and_latency_overlaps() -> None:
     found = times(work(64 * MIB, channels=32, group=Group(2, 8)), PLAIN, LINKS)
     assert found.between_us == pytest.approx(5.0 * found.inside_us)
@@ -138,6 +129,13 @@ def test_between_nodes_the_network_is_the_ceiling_and_latency_overlaps() -> None
 def test_hops_by_hand(algorithm: Algorithm, collective: Collective, hops: tuple[int, int]) -> None:
     way = route(Group(4, 8), collective, algorithm)
     assert (way.hops_inside, way.hops_between) == hops
+    # PAT takes a logarithm of the nodes where a ring takes all.
+    pat, ring = (
+        route(Group(16, 1), Collective.AllGather, each) for each in (Algorithm.PAT, Algorithm.Ring)
+    )
+    assert (pat.hops_between, ring.hops_between) == (4, 15)
+    assert pat.wire_between == ring.wire_between
+    assert (pat.wire_inside, ring.wire_inside) == (0.0, 0.0)
 
 
 def test_chunks_are_nccl_s() -> None:

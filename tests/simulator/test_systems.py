@@ -8,6 +8,7 @@ import pytest
 from dynamiccl.errors import DynamicclError, UserError
 from dynamiccl.nccl import Algorithm, Config, Transport
 from dynamiccl.simulator import systems
+from dynamiccl.simulator.h100 import H100System
 from dynamiccl.simulator.record_jobs import Explorer, all_configs
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.system import QUIET, Call, Group, Launch, Surroundings
@@ -30,6 +31,8 @@ def calls(system: systems.System) -> list[Call]:
 
 
 def test_every_cell_has_parts_that_add_up(system: systems.System) -> None:
+    assert isinstance(system, systems.ParametricSystem | H100System)
+    assert system.contention.num_sms == system.num_sms
     for call in calls(system):
         for cell in system.cells(call.group, call.collective):
             parts = system.parts(call, Config(*cell))
