@@ -231,8 +231,9 @@ def test_gate_is_read_back_and_damage_found(
         read_gated(copy)
 
 
-def test_tasks_where_nothing_was_gated_abstain(gated_dir: Path) -> None:
-    manifest = Manifest.read(gated_dir)
+def test_tasks_where_nothing_was_gated_abstain(gated_dir: Path, trained: Trained) -> None:
+    policy = TorchPolicy.load(gated_dir)
+    manifest = policy.manifest
     (support,) = manifest.supports
     (collective, actions), *_ = (support.gated or {}).items()
     (action, (size, *_)), *_ = actions.items()
@@ -243,11 +244,8 @@ def test_tasks_where_nothing_was_gated_abstain(gated_dir: Path) -> None:
     assert mask[:, 0].all()
     assert mask[0, int(action)]
     assert not mask[1:, 1:].any()
-
-
-def test_a_report_lets_act_what_passed(gated_dir: Path, trained: Trained) -> None:
-    policy = TorchPolicy.load(gated_dir)
-    catalogue, [support] = policy.manifest.actions(), policy.manifest.supports
+    # A report lets act what passed.
+    catalogue = manifest.actions()
     grid = task_grid(read(trained.data), catalogue, list(Split))
     chosen = LearnedPolicy(policy, catalogue, "gated").choose(grid)
     acting = {*grid.tasks.filter(pl.Series(chosen) > 0).select("collective", "bin").rows()}
@@ -270,15 +268,10 @@ def test_benjamini_and_hochberg_take_the_last_below_the_line() -> None:
     assert passing(np.array([0.01, 0.02, 0.03, 0.04, 0.05]), 0.05, even(5)).all()
     assert passing(np.array([0.011, 0.5]), 0.02, even(2)).tolist() == [False, False]
     assert passing(np.zeros(0), 0.05, even(0)).tolist() == []
-
-
-@pytest.mark.parametrize(
-    ("weights", "passed"),
-    [([1, 1], [False, False]), ([3, 1], [True, False]), ([1, 3], [False, False])],
-)
-def test_weights_move_the_rate_and_add_none(weights: list[int], passed: list[bool]) -> None:
-    found = passing(np.array([0.006, 0.5]), Q, 100.0 * np.array(weights))
-    assert found.tolist() == passed
+    # Weights move the rate and add none.
+    for weights, passed in (((1, 1), [False] * 2), ((3, 1), [True, False]), ((1, 3), [False] * 2)):
+        found = passing(np.array([0.006, 0.5]), Q, 100.0 * np.array(weights))
+        assert found.tolist() == passed
 
 
 def false_gates(noise: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], num_runs: int) -> int:
@@ -311,7 +304,7 @@ def spread(*variances: float) -> list[np.ndarray[Any, Any]]:
     return [np.sqrt(each) * np.array([-1.0, 0.0, 1.0]) for each in variances]
 
 
-def test_a_variance_is_never_shrunk_below_the_bins_own() -> None:
+def test_even_bins_lend_each_other_freedom_and_no_variance_is_below_its_own() -> None:
     own = np.array([1e-4, 1.1e-4, 0.9e-4, 1e-4, 0.16])
     variances, _ = shrunk(spread(*own))
     assert (variances >= 0.999 * own).all()
@@ -321,9 +314,6 @@ def test_a_variance_is_never_shrunk_below_the_bins_own() -> None:
     variances, df = shrunk([*spread(*[1e-6] * 60), slow])
     t = slow.mean() / np.sqrt(variances[-1] / 3)
     assert stats.t.sf(t, df[-1]) > 0.05
-
-
-def test_even_bins_lend_each_other_freedom_and_uneven_ones_next_to_none() -> None:
     random = np.random.default_rng(0)
     chance = random.chisquare(2, 40) / 2
     _, calm = shrunk(spread(*1e-4 * chance))

@@ -46,18 +46,13 @@ def test_layout_is_what_is_written_down() -> None:
     assert struct.unpack_from("<Q", data, 132) == (fnv1a(data[:132]),)
     assert len(data) == 140
     assert f"{fnv1a(data[:132]):016x}" == GOOD.content_hash
-
-
-def test_counts_follow_the_benchmark() -> None:
     assert GOOD.num_blocks == 6
-    assert totals_of(GOOD.to_bytes()) == (GOOD.content_hash, 10 + 6 * 2 * 22)
-
-
-def test_limits_are_within_what_the_plugin_reads() -> None:
+    assert totals_of(data) == (GOOD.content_hash, 10 + 6 * 2 * 22)
+    # Limits are within what the plugin reads.
     cycles = ((ABSTAIN,) * MAX_SIZES,) * (MAX_BLOCKS // MAX_SIZES)
-    schedule = dataclasses.replace(GOOD, sizes=(1,) * MAX_SIZES, cycles=cycles)
-    assert schedule.num_blocks == MAX_BLOCKS
-    assert len(schedule.to_bytes()) <= MAX_SCHEDULE_BYTES
+    longest = dataclasses.replace(GOOD, sizes=(1,) * MAX_SIZES, cycles=cycles)
+    assert longest.num_blocks == MAX_BLOCKS
+    assert len(longest.to_bytes()) <= MAX_SCHEDULE_BYTES
 
 
 @pytest.mark.parametrize(
