@@ -18,8 +18,10 @@ from bench_health import rows
 
 from dynamiccl.datasets import store
 from dynamiccl.datasets.store import measurements_table
+from dynamiccl.simulator.systems import find_system, system_text
 from dynamiccl.train import tracking
 from tests.cli.conftest import COMMANDS, LOG_ROW, MODULES, ROOT, Shell, refused
+from tests.collect import test_fit_simulator as fits
 from tests.conftest import Trained
 from tests.stores import uri_of
 
@@ -152,3 +154,25 @@ def test_slow_nic_is_exit_code_1_text_and_json(shell: Shell, tmp_path: Path) -> 
     assert again.code == 1
     assert re.search(r"nic: node2 GPU 1 (?:4[5-9]|5[0-4])% \(z \d+\)", again.out)
     assert max(map(len, again.out.splitlines())) <= 100
+
+
+def test_a_fitted_file_is_a_system_to_sweep_on(shell: Shell, tmp_path: Path) -> None:
+    fits.store_of(tmp_path / "data", fits.rows(noise=0.01))
+    text = system_text(fits.ring_only(lambda value: 1.5 * value))
+    (tmp_path / "base.toml").write_text(text, encoding="utf-8")
+    words = ("--data", "data", "--base", "base.toml", "--out", "mine.toml")
+    done = shell("dynamiccl-collect", "fit-simulator", *words)
+    assert done.code == 0
+    assert "above 1 MiB" in done.out
+    assert "mine -> mine.toml" in done.out
+    assert find_system(str(tmp_path / "mine.toml")).name == "mine"
+    sweep = tmp_path / "on_mine.toml"
+    sweep.write_text(
+        'name = "s"\nsystem = "mine"\ncollectives = ["AllReduce"]\n'
+        "groups = [{ num_nodes = 1, ranks_per_node = 8 }]\n"
+        'sizes = { list = ["1M"] }\nprotocols = ["LL"]\nalgorithms = ["Ring"]\n'
+        '[simulator]\nsystem = "mine.toml"\n'
+    )
+    ran = shell("dynamiccl-collect", "run", sweep, "--runner", "simulator", "--out", "o", "--json")
+    assert ran.json["rows_by_status"] == {"ok": 15}
+    assert shell("dynamiccl-collect", "plan", sweep, "--json").json["system"] == "mine"
