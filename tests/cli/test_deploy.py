@@ -4,8 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.sizes import size_bin
 from tests.cli.conftest import Shell, refused
@@ -45,24 +43,6 @@ def test_table_says_what_the_policy_decides(artifact: Path, shell: Shell) -> Non
     assert (
         "takes it from NCCL 2.30 on; those of 2.27 to 2.29 crash at the first line" in written.err
     )
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["policy.pt", "brain.pt", "manifest.json", "tables/box/nodes1_ranks8.dct", "plugin.index"],
-)
-@pytest.mark.parametrize(
-    "arguments", [("install", "--to", "o"), ("table", "--group", "1x8"), ("bind",)], ids=str
-)
-def test_artifact_with_a_damaged_file_is_exit_3(
-    name: str, arguments: tuple[object, ...], artifact: Path, shell: Shell
-) -> None:
-    content = bytearray((artifact / name).read_bytes())
-    content[len(content) // 2 if name != "manifest.json" else 0] ^= 0x01
-    (artifact / name).write_bytes(bytes(content))
-    subcommand, *options = arguments
-    line = refused(shell("dynamiccl-deploy", subcommand, artifact, *options), 3)
-    assert str(artifact / name) in line
 
 
 def test_a_policy_must_be_torchscript(policy: Path, shell: Shell, tmp_path: Path) -> None:

@@ -15,22 +15,16 @@ from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WORKLOADS
 from dynamiccl.simulator.world import World
-from tests.data_sets import make_data
+from tests.data_sets import make_data, sweep_text
 from tests.once import once
 
-SWEEP = """
-name = "s"
-system = "h100-ib-simulated"
-collectives = ["AllReduce"]
-algorithms = ["Ring", "Tree", "NVLSTree"]
-groups = [{ num_nodes = 4, ranks_per_node = 8 }]
-sizes = { min = "64K", max = "64M" }
-nccl_version = "2.27.5"
-cycles = 5
-[simulator]
-seed = 5
-noise_sigma = 0.02
-"""
+SWEEP = sweep_text(
+    system='"h100-ib-simulated"',
+    collectives='["AllReduce"]',
+    sizes='{ min = "64K", max = "64M" }',
+    cycles=5,
+    seed="5\nnoise_sigma = 0.02",
+)
 
 
 @pytest.fixture(name="known", scope="session")

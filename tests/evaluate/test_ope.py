@@ -15,24 +15,10 @@ from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate import ope
 from dynamiccl.evaluate.baselines import Actions, LearnedPolicy
-from tests.data_sets import SYSTEM, make_data
+from tests.data_sets import SYSTEM, make_data, sweep_text
 from tests.evaluate.grids import grid
 
 TASKS, ACTIONS, ROWS, SAMPLES = 24, 8, 3000, 40
-SWEEP = """
-name = "drawn"
-system = "sim-4x8"
-collectives = ["AllReduce"]
-algorithms = ["Ring", "Tree", "NVLSTree"]
-groups = [{{ num_nodes = 4, ranks_per_node = 8 }}]
-sizes = {{ min = "64K", max = "1G" }}
-nccl_version = "2.27.5"
-cycles = {cycles}
-strategy = {strategy}
-[simulator]
-seed = 3
-noise_sigma = {sigma}
-"""
 WHOLE = [*Split]
 
 
@@ -95,8 +81,8 @@ def test_intervals_hold_the_truth_nine_times_in_ten(policy: ope.Float64Array) ->
 
 
 def measured(folder: Path, strategy: str, cycles: int = 40, sigma: float = 0.05) -> pl.DataFrame:
-    text = SWEEP.format(strategy=strategy, cycles=cycles, sigma=sigma)
-    return read(make_data(folder, text))
+    more = {"cycles": f"{cycles}\nstrategy = {strategy}", "seed": f"3\nnoise_sigma = {sigma}"}
+    return read(make_data(folder, sweep_text(collectives='["AllReduce"]', **more)))
 
 
 @pytest.fixture(scope="module")

@@ -36,22 +36,17 @@ from dynamiccl.train.environment import (
     Variation,
     delay_calls,
 )
+from tests.data_sets import sweep_text
 from tests.splits import split_of
 
 ID = "dynamiccl/Collectives-v0"
 PROFILES = ["default"]
-SWEEP = """
-name = "quiet"
-system = "h100-ib"
-collectives = ["AllReduce", "AllGather"]
-algorithms = ["Ring", "Tree", "NVLSTree"]
-groups = [{ num_nodes = 4, ranks_per_node = 8 }]
-sizes = { min = "64K", max = "64M", steps_per_octave = 4 }
-nccl_version = "2.27.5"
-cycles = 3
-[simulator]
-seed = 0
-"""
+SWEEP = sweep_text(
+    name='"quiet"',
+    system='"h100-ib"',
+    sizes='{ min = "64K", max = "64M", steps_per_octave = 4 }',
+    seed=0,
+)
 
 
 def small_world(frame: pl.DataFrame) -> World:

@@ -27,7 +27,7 @@ from dynamiccl.train.tracking import (
     ui_hint,
 )
 from tests.conftest import Trained
-from tests.data_sets import SWEEP, make_data
+from tests.data_sets import make_data, sweep_text
 from tests.stores import new_store, uri_of
 
 
@@ -94,8 +94,7 @@ def test_what_is_no_run_and_no_store_says_so(trained: Trained, tmp_path: Path) -
 
 
 def test_data_without_validation_sizes_says_which_to_measure(tmp_path: Path) -> None:
-    text = SWEEP.replace('min = "64K", max = "1G"', 'min = "64K", max = "64K"')
-    data = make_data(tmp_path / "store", text)
+    data = make_data(tmp_path / "store", sweep_text(sizes='{ min = "64K", max = "64K" }'))
     recipe = make_recipe("ddqn-dueling", ["steps=1"])
     with pytest.raises(NotEnoughData, match="no validation task"):
         fit(data, recipe, experiment="x", tracking_uri=f"sqlite:///{tmp_path}/m.db", seed=0)

@@ -34,15 +34,14 @@ from dynamiccl.train.data import load_data
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy, forward
 from dynamiccl.train.recipe import make_recipe
-from tests.data_sets import SWEEP, SYSTEM, make_data
+from tests.data_sets import SWEEP, SYSTEM, make_data, sweep_text
 from tests.serve.abi import TunerPlugin, loopback_environment
 from tests.stores import new_store
 
 _GROUPS = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = 8 }}" for n in (2, 4, 8))
 #: A sweep of several group shapes.
-WIDE = SWEEP.replace("{ num_nodes = 4, ranks_per_node = 8 }", _GROUPS).replace(
-    'max = "1G"', 'max = "1G", steps_per_octave = 2'
-)
+_SIZES = '{ min = "64K", max = "1G", steps_per_octave = 2 }'
+WIDE = sweep_text(groups=f"[{_GROUPS}]", sizes=_SIZES)
 
 
 class Run(NamedTuple):
