@@ -71,13 +71,6 @@ def refused(done: Done, code: int) -> str:
     return line
 
 
-@pytest.fixture(name="sweep")
-def sweep_fixture(tmp_path: Path) -> Path:
-    path = tmp_path / "s.toml"
-    path.write_text(SWEEP)
-    return path
-
-
 @pytest.fixture(name="data")
 def data_fixture(tmp_path: Path) -> Path:
     rows = [

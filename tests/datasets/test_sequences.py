@@ -36,7 +36,7 @@ def steps_of(calls: pl.DataFrame) -> tuple[Steps, dict[str, int]]:
     return steps, counts
 
 
-def test_a_job_s_calls_of_one_key_are_one_episode_in_order() -> None:
+def test_a_job_s_calls_of_one_key_are_one_episode_and_see_those_before() -> None:
     rows = [call(n, 100.0 + n) for n in range(4)]
     rows += [call(n, 200.0 + n, run="job-2") for n in range(3)]
     rows += [call(n, 300.0 + n, comm="00000000000000bb") for n in range(2)]
@@ -48,9 +48,6 @@ def test_a_job_s_calls_of_one_key_are_one_episode_in_order() -> None:
     assert steps.calls.time_us.tolist() == expected
     assert steps.reward.tolist() == pytest.approx([-t / 100.0 for t in expected])
     assert not steps.terminated.any()
-
-
-def test_a_step_sees_the_calls_before_it_and_its_system() -> None:
     steps, _ = steps_of(calls_frame(*(call(n, 100.0 * 2**n) for n in range(3))))
     found, mask, _ = steps.observe(np.arange(3), np.zeros(3, dtype=np.int64))
     times = found.window[:, :, WINDOW_COLUMN["log2_time"]]

@@ -30,7 +30,7 @@ def calls(system: systems.System) -> list[Call]:
     return [Call(g, c, s) for g in few for c in system.collectives() for s in SIZES]
 
 
-def test_every_cell_has_parts_that_add_up(system: systems.System) -> None:
+def test_every_cell_of_nccls_has_parts_that_add_up_and_no_other(system: systems.System) -> None:
     assert isinstance(system, systems.ParametricSystem | H100System)
     assert system.contention.num_sms == system.num_sms
     for call in calls(system):
@@ -44,9 +44,6 @@ def test_every_cell_has_parts_that_add_up(system: systems.System) -> None:
             worse = Surroundings(intra=2.0, inter=2.0)
             moving = max(parts.intra_us, parts.inter_us)
             assert parts.time_us(worse) == pytest.approx(parts.quiet_us + moving)
-
-
-def test_a_cell_that_nccl_lacks_is_refused(system: systems.System) -> None:
     call = calls(system)[0]
     known = {a for a, _ in system.cells(call.group, call.collective)}
     [lacking, *_] = [a for a in Algorithm if a not in known]

@@ -152,15 +152,12 @@ def test_an_update_changes_the_times_of_its_algorithms_for_good() -> None:
     assert np.nanmin(course[-2_000:]) == pytest.approx(1.3)
 
 
-def test_noise_has_its_robust_sigma_and_heavy_tails() -> None:
+def test_shipped_scenarios_have_a_meaning_and_noise_has_heavy_tails() -> None:
     noise = Noise(Jitter(sigma=0.1, drift_sigma=0.0), None, 100_000)
     drawn = noise.log_factors(np.random.default_rng(0))
     robust = 1.4826 * np.median(np.abs(drawn))
     assert robust == pytest.approx(0.1, rel=0.02)
     assert (np.abs(drawn) > 0.4).mean() > 20 * 6.3e-5  # the normal's share beyond four sigmas
-
-
-def test_scenarios_that_ship_are_read_and_say_what_they_stand_for() -> None:
     assert {"quiet", "congested", "busy-host", "update", "shared-uplink"} <= {*shipped_scenarios()}
     for name in shipped_scenarios():
         assert find_scenario(name).meaning
@@ -213,7 +210,7 @@ def test_congestion_stays_as_long_and_takes_the_share_of_time_that_it_says() -> 
     assert shares == pytest.approx(link.usual(), abs=0.03)
 
 
-def test_what_changes_does_so_by_time_and_not_by_calls() -> None:
+def test_what_changes_does_so_by_time_and_of_several_links_the_slowest_counts() -> None:
     slow, fast = (
         (np.diff(course(markov([1.0, 2.0], [100.0, 100.0], [[0, 1], [1, 0]]), jobs=100, steps=1_000,
                         elapsed_us=each), axis=0) != 0).mean()
@@ -221,25 +218,19 @@ def test_what_changes_does_so_by_time_and_not_by_calls() -> None:
     )  # fmt: skip
     assert fast == pytest.approx(1 - np.exp(-0.1), rel=0.1)
     assert slow == pytest.approx(1 - np.exp(-0.01), rel=0.1)
-
-
-def test_of_several_links_the_slowest_counts() -> None:
     args = ([1.0, 3.0], [90.0, 10.0], [[0, 1], [1, 0]])
     one = (course(markov(*args), jobs=2_000, steps=20) > 1).mean()
     four = (course(markov(*args, links=4), jobs=2_000, steps=20) > 1).mean()
     assert four == pytest.approx(1 - (1 - one) ** 4, abs=0.03)
 
 
-def test_bursts_take_their_share_while_they_last() -> None:
+def test_bursts_take_their_share_and_a_trace_comes_round_from_anywhere() -> None:
     seen = course(bursts(90.0, 5.0, 2.0, (0.5, 0.75)), jobs=400, steps=3_000)
     busy = seen > 1
     assert seen[busy].min() >= 2.0
     assert seen[busy].max() <= 4.0
     # Pareto's mean: shortest x tail / (tail - 1) = 10 us of bursts for 90 of pauses.
     assert busy.mean() == pytest.approx(0.1, abs=0.03)
-
-
-def test_a_trace_comes_round_and_every_job_begins_elsewhere() -> None:
     seen = course(trace([1.0, 0.5, 0.25], 10.0), jobs=300, steps=60)
     assert set(np.unique(seen)) == {1.0, 2.0, 4.0}
     assert (seen[:30] == seen[30:]).all()

@@ -133,11 +133,16 @@ def drawn(env: DecisionEnv, random: np.random.Generator) -> np.ndarray:
     return allowed(np.broadcast_to(env.tables.mask, (env.num_envs, *env.tables.mask.shape)), random)
 
 
-def test_it_passes_gymnasiums_checker() -> None:
+def test_it_passes_gymnasiums_checker_and_episodes_end_after_their_rounds() -> None:
     with warnings.catch_warnings():
         # Features have no bounds, and of decisions -1 is one.
         warnings.filterwarnings("ignore", ".*(Box observation space|probably too).*")
         check_env(gymnasium.make(ID, workload="lora").unwrapped, skip_render_check=True)
+    env = gymnasium.make(ID, workload="lora", episode_rounds=3)
+    env.reset(seed=0)
+    none = np.zeros(env.action_space.shape or (), dtype=np.int64)
+    assert [env.step(none)[3] for _ in range(3)] == [False, False, True]
+    assert not env.reset()[0]["window"].any()
 
 
 def test_worlds_are_named_and_names_that_are_none_are_refused() -> None:
@@ -221,14 +226,6 @@ def test_a_masked_action_is_refused_by_the_jobs_and_left_to_nccl_by_one() -> Non
     assert info["in_force"][key] == 0
     of_calls = np.repeat(info["earned"], info["calls"])
     assert earned == pytest.approx(of_calls.mean())
-
-
-def test_episodes_end_after_their_rounds() -> None:
-    env = gymnasium.make(ID, workload="lora", episode_rounds=3)
-    env.reset(seed=0)
-    none = np.zeros(env.action_space.shape or (), dtype=np.int64)
-    assert [env.step(none)[3] for _ in range(3)] == [False, False, True]
-    assert not env.reset()[0]["window"].any()
 
 
 def test_the_pages_example_runs() -> None:

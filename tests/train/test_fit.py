@@ -31,7 +31,7 @@ from tests.data_sets import make_data, sweep_text
 from tests.stores import new_store, uri_of
 
 
-def test_run_is_tracked_with_what_made_it_and_beats_the_default(trained: Trained) -> None:
+def test_run_is_tracked_with_what_made_it_where_and_beats_the_default(trained: Trained) -> None:
     client = mlflow.MlflowClient(trained.tracking_uri)
     run = client.get_run(trained.run_id)
     assert run.info.status == "FINISHED"
@@ -58,15 +58,22 @@ def test_run_is_tracked_with_what_made_it_and_beats_the_default(trained: Trained
     assert told.startswith(f"mlflow ui --backend-store-uri {trained.tracking_uri}\n")
     page = f"/#/experiments/{run.info.experiment_id}/runs?workflowType=machine_learning"
     assert f"http://127.0.0.1:5000{page}" in told
-
-
-def test_manifest_says_where_the_policy_was_trained(trained: Trained) -> None:
     manifest = Manifest.read(trained.policy)
     (support,) = manifest.supports
     assert (support.system, support.num_nodes, support.num_ranks) == ("sim-4x8", 4, 32)
     assert support.simulated
     assert set(support.measured) == {"AllReduce", "AllGather"}
     assert set(support.noise_bands) == {"AllReduce", "AllGather"}
+    # The saved view sorts by a metric and names metrics that runs log.
+    view = json.loads(EXPERIMENT_TAGS[f"mlflow.sharedViewState.{VIEW_KEY}"])
+    assert set(view) == {"name", "createdAt", "state"}
+    state = json.loads(view["state"])
+    data = mlflow.MlflowClient(trained.tracking_uri).get_run(trained.run_id).data
+    assert state["orderByKey"] in state["selectedColumns"]
+    for column in state["selectedColumns"]:
+        kind, name = column.replace("`", "").split(".", 1)
+        known = {"metrics": data.metrics, "params": data.params, "attributes": {"Dataset"}}
+        assert name in known[kind]
 
 
 def test_a_fetched_policy_leaves_nothing_behind(trained: Trained, tmp_path: Path) -> None:
@@ -112,18 +119,6 @@ def test_experiments_have_our_tags_beside_those_that_they_have(tmp_path: Path) -
         found = client.get_experiment_by_name(name)
         assert found is not None
         assert found.tags == EXPERIMENT_TAGS | own
-
-
-def test_the_saved_view_sorts_by_a_metric_and_names_metrics_that_runs_log(trained: Trained) -> None:
-    view = json.loads(EXPERIMENT_TAGS[f"mlflow.sharedViewState.{VIEW_KEY}"])
-    assert set(view) == {"name", "createdAt", "state"}
-    state = json.loads(view["state"])
-    data = mlflow.MlflowClient(trained.tracking_uri).get_run(trained.run_id).data
-    assert state["orderByKey"] in state["selectedColumns"]
-    for column in state["selectedColumns"]:
-        kind, name = column.replace("`", "").split(".", 1)
-        known = {"metrics": data.metrics, "params": data.params, "attributes": {"Dataset"}}
-        assert name in known[kind]
 
 
 def test_default_store_of_each_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ def features(costs_us: dict[tuple[Algorithm, Protocol], float]) -> dict[str, lis
     return {name: found[0, :, i].tolist() for i, name in enumerate(ACTION_FEATURES)}
 
 
-def test_what_is_left_to_nccl_is_the_cheapest_cell() -> None:
+def test_nccls_choice_is_the_cheapest_cell_and_without_costs_a_config_is_its_name() -> None:
     found = features({TREE: 40.0, (Algorithm.Tree, Protocol.LL): 30.0, RING: 20.0})
     assert found["algorithm 1"] == [1.0, 1.0, 0.0, 0.0]  # NCCL's own choice is Ring, too
     assert found["algorithm 0"] == [0.0, 0.0, 1.0, 0.0]
@@ -144,9 +144,6 @@ def test_what_is_left_to_nccl_is_the_cheapest_cell() -> None:
     assert np.allclose(np.exp(found[ACTION_FEATURES[LOG_COST]]), [20.0, 20.0, 30.0, 1.0])
     assert found["cost is known"] == [1.0, 1.0, 1.0, 0.0]  # it does not take NVLS
     assert found["how many cells NCCL takes for cheaper"] == [0.0, 0.0, 1.0, 0.0]
-
-
-def test_without_costs_a_config_is_what_it_names() -> None:
     found = features({})
     wanted = {
         "cost is known": [0.0, 0.0, 0.0, 0.0],

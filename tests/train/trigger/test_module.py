@@ -82,6 +82,12 @@ def test_the_level_follows_a_slow_drift_and_no_slowdown(detector: Detector) -> N
     times = noise(1_000, width=4) + np.linspace(0.0, 0.05, 1_000)[:, None].astype(np.float32)
     alarms, _ = run(Detector(TriggerModule(0.05).eval()), times)
     assert alarms.mean() < 0.01
+    # A stream twice in a call, and a negative one, are refused.
+    for streams in ([1, 1], [0, -1]):
+        with pytest.raises(ValueError, match="different numbers from 0 on"):
+            detector.observe(streams, [1.0, 1.0])
+    alarm, level = detector.observe([], [])
+    assert alarm.shape == level.shape == (0,)
 
 
 def test_scale_is_that_of_each_stream_and_no_quiet_call_is_lost(detector: Detector) -> None:
@@ -113,14 +119,6 @@ def test_streams_are_independent_and_torchscript_computes_the_same() -> None:
         _, level = apart.observe([stream], [times[place[stream], stream]])
         assert level[0] == pytest.approx(levels[place[stream], stream], abs=1e-5)
         place[stream] += 1
-
-
-def test_a_stream_twice_in_a_call_and_a_negative_one_are_refused(detector: Detector) -> None:
-    for streams in ([1, 1], [0, -1]):
-        with pytest.raises(ValueError, match="different numbers from 0 on"):
-            detector.observe(streams, [1.0, 1.0])
-    alarm, level = detector.observe([], [])
-    assert alarm.shape == level.shape == (0,)
 
 
 def test_a_level_is_carried_to_other_configs_of_its_key_and_no_further() -> None:
