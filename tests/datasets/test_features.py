@@ -6,19 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dynamiccl.datasets.features import (
-    CONTEXT_COLUMN,
-    COST_FEATURES,
-    COST_KEY,
-    FEATURES,
-    HISTORY_SLICE,
-    NUM_CELLS,
-    cold_observations,
-    feature_table,
-    log_costs,
-    read_costs,
-    window_table,
-)
+from dynamiccl.datasets import features
 from dynamiccl.datasets.history import (
     HISTORY_FEATURES,
     WINDOW_COLUMN,
@@ -61,8 +49,8 @@ def tasks(*rows: dict[str, Any], noise: float | None = 0.02) -> pl.DataFrame:
 
 
 def cold(row: dict[str, Any], noise: float | None = 0.02) -> dict[str, float]:
-    [values] = cold_observations(tasks(row, noise=noise), PROFILES).context
-    names = [entry["name"] for entry in feature_table(PROFILES)]
+    [values] = features.cold_observations(tasks(row, noise=noise), PROFILES).context
+    names = [entry["name"] for entry in features.feature_table(PROFILES)]
     return dict(zip(names, map(float, values), strict=True))
 
 
@@ -83,21 +71,21 @@ def history(*calls: Call) -> tuple[Float32Array, dict[str, float]]:
 
 def test_table_of_the_manifest_is_the_order_of_the_columns() -> None:
     sizes = [1 << 20, 8, 1 << 30]
-    observed = cold_observations(tasks(*(default(size_bytes=n) for n in sizes)), PROFILES)
-    assert observed.context[:, CONTEXT_COLUMN["log2_size"]].tolist() == [20.0, 3.0, 30.0]
+    observed = features.cold_observations(tasks(*(default(size_bytes=n) for n in sizes)), PROFILES)
+    assert observed.context[:, features.CONTEXT_COLUMN["log2_size"]].tolist() == [20.0, 3.0, 30.0]
     # Cold knows no history.
     assert not observed.window.any()
-    assert not observed.context[:, HISTORY_SLICE].any()
-    assert observed.context.shape == (3, len(feature_table(PROFILES)))
-    assert observed.window.shape == (3, WINDOW_LENGTH, len(window_table()))
-    for table in (feature_table(PROFILES), window_table()):
+    assert not observed.context[:, features.HISTORY_SLICE].any()
+    assert observed.context.shape == (3, len(features.feature_table(PROFILES)))
+    assert observed.window.shape == (3, WINDOW_LENGTH, len(features.window_table()))
+    for table in (features.feature_table(PROFILES), features.window_table()):
         assert len({entry["name"] for entry in table}) == len(table)
-    assert [entry["name"] for entry in feature_table(PROFILES)] == [
-        *(feature.name for feature in FEATURES),
+    assert [entry["name"] for entry in features.feature_table(PROFILES)] == [
+        *(feature.name for feature in features.FEATURES),
         "profile:default",
         "profile:tuned",
     ]
-    assert [entry["name"] for entry in feature_table(())] == list(CONTEXT_COLUMN)
+    assert [entry["name"] for entry in features.feature_table(())] == list(features.CONTEXT_COLUMN)
 
 
 def test_one_row_by_hand() -> None:
@@ -202,9 +190,9 @@ def test_network_sense_by_hand() -> None:
 
 
 def test_costs_of_a_simulated_sweep_are_those_of_the_cost_model(data_dir: Path) -> None:
-    tasks = read(data_dir).unique([*COST_KEY, "size_bytes"])
-    found = log_costs(tasks, read_costs(data_dir))
-    assert found.shape == (tasks.height, NUM_CELLS) == (30, len(COST_FEATURES))
+    tasks = read(data_dir).unique([*features.COST_KEY, "size_bytes"])
+    found = features.log_costs(tasks, features.read_costs(data_dir))
+    assert found.shape == (tasks.height, features.NUM_CELLS) == (30, len(features.COST_FEATURES))
     for row, told in zip(found, tasks.select("collective", "size_bytes").iter_rows(), strict=True):
         collective, size = Collective.parse(told[0]), told[1]
         wanted = (
@@ -219,17 +207,17 @@ def test_costs_of_a_simulated_sweep_are_those_of_the_cost_model(data_dir: Path) 
 def test_a_group_that_logged_several_tables_has_none(tmp_path: Path) -> None:
     make_data(tmp_path, SWEEP)
     make_data(tmp_path, SWEEP.replace('name = "tiny"', 'name = "other"'))
-    costs = read_costs(tmp_path)  # both sweeps logged the same
+    costs = features.read_costs(tmp_path)  # both sweeps logged the same
     assert costs.height > 0
-    assert costs.unique([*COST_KEY, "algorithm", "protocol"]).height == costs.height
+    assert costs.unique([*features.COST_KEY, "algorithm", "protocol"]).height == costs.height
     table = read(tmp_path, "costs").with_columns(latency_us=pl.col("latency_us") + 1.0)
     write_part(tmp_path, table.to_arrow().cast(COSTS), kind="costs", provenance={})
-    assert read_costs(tmp_path).is_empty()
+    assert features.read_costs(tmp_path).is_empty()
 
 
 def test_a_data_set_without_costs_has_an_empty_table(tmp_path: Path) -> None:
-    costs = read_costs(tmp_path)
+    costs = features.read_costs(tmp_path)
     assert costs.is_empty()
     tasks = frame(default(nccl_version=None))
-    assert (log_costs(tasks, costs) == 0.0).all()
-    assert log_costs(tasks.clear(), costs).shape == (0, NUM_CELLS)
+    assert (features.log_costs(tasks, costs) == 0.0).all()
+    assert features.log_costs(tasks.clear(), costs).shape == (0, features.NUM_CELLS)

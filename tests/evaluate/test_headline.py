@@ -88,7 +88,7 @@ def test_a_verdict_sets_a_policy_beside_the_simple_tables(gain: float, told: str
         name: {
             "policy": name,
             "gain": each,
-            "probes": 4.0 if name == "descent" else 0.0,
+            "probes": 4.0 * (name == "descent"),
             "noise_band": 0.03,
         }
         for name, each in gains.items()
