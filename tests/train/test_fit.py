@@ -14,18 +14,9 @@ import pytest
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.store import content_hash
 from dynamiccl.errors import MissingPath, NotEnoughData, UserError
-from dynamiccl.train import DEFAULT_TRACKING_URI
+from dynamiccl.train import DEFAULT_TRACKING_URI, tracking
 from dynamiccl.train.fit import fit
 from dynamiccl.train.recipe import make_recipe
-from dynamiccl.train.tracking import (
-    EXPERIMENT_TAGS,
-    VIEW_KEY,
-    Run,
-    open_run,
-    policy_directory,
-    reopen_run,
-    ui_hint,
-)
 from tests.conftest import Trained
 from tests.data_sets import make_data, sweep_text
 from tests.stores import new_store, uri_of
@@ -54,7 +45,7 @@ def test_run_is_tracked_with_what_made_it_where_and_beats_the_default(trained: T
     assert json.loads(given.dataset.source)["uri"] == str(trained.data.resolve())
     told = f"validation tasks: {metrics['best_validation_regret']:.2%} (NCCL's default"
     assert told in run.data.tags["mlflow.note.content"]
-    told = ui_hint(trained.tracking_uri, trained.run_id)
+    told = tracking.ui_hint(trained.tracking_uri, trained.run_id)
     assert told.startswith(f"mlflow ui --backend-store-uri {trained.tracking_uri}\n")
     page = f"/#/experiments/{run.info.experiment_id}/runs?workflowType=machine_learning"
     assert f"http://127.0.0.1:5000{page}" in told
@@ -65,7 +56,7 @@ def test_run_is_tracked_with_what_made_it_where_and_beats_the_default(trained: T
     assert set(support.measured) == {"AllReduce", "AllGather"}
     assert set(support.noise_bands) == {"AllReduce", "AllGather"}
     # The saved view sorts by a metric and names metrics that runs log.
-    view = json.loads(EXPERIMENT_TAGS[f"mlflow.sharedViewState.{VIEW_KEY}"])
+    view = json.loads(tracking.EXPERIMENT_TAGS[f"mlflow.sharedViewState.{tracking.VIEW_KEY}"])
     assert set(view) == {"name", "createdAt", "state"}
     state = json.loads(view["state"])
     data = mlflow.MlflowClient(trained.tracking_uri).get_run(trained.run_id).data
@@ -88,16 +79,16 @@ def test_a_fetched_policy_leaves_nothing_behind(trained: Trained, tmp_path: Path
 
 def test_what_is_no_run_and_no_store_says_so(trained: Trained, tmp_path: Path) -> None:
     with pytest.raises(MissingPath, match="mlflow ui"):
-        policy_directory("0123456789abcdef", trained.tracking_uri)
+        tracking.policy_directory("0123456789abcdef", trained.tracking_uri)
     with pytest.raises(MissingPath, match="run directory"):
-        policy_directory(str(tmp_path), trained.tracking_uri)
+        tracking.policy_directory(str(tmp_path), trained.tracking_uri)
     with pytest.raises(UserError, match=r"cannot track .*let MLFLOW_TRACKING_URI be sqlite:///"):
-        open_run(str(tmp_path / "files"), "x", "run")
+        tracking.open_run(str(tmp_path / "files"), "x", "run")
     for named in ("cql-seed0", trained.run_id):
         with pytest.raises(UserError, match="cannot track"):
-            policy_directory(named, str(tmp_path / "files"))
+            tracking.policy_directory(named, str(tmp_path / "files"))
     with pytest.raises(UserError, match="give models:/dynamiccl@candidate or models:/"):
-        policy_directory("models:/m-123", trained.tracking_uri)
+        tracking.policy_directory("models:/m-123", trained.tracking_uri)
 
 
 def test_data_without_validation_sizes_says_which_to_measure(tmp_path: Path) -> None:
@@ -115,10 +106,10 @@ def test_experiments_have_our_tags_beside_those_that_they_have(tmp_path: Path) -
     client, held = mlflow.MlflowClient(uri), {"mlflow.experimentKind": "regression"}
     client.create_experiment("made by hand", artifact_location=tmp_path.as_uri(), tags=held)
     for name, own in (("made by hand", held), ("new", {})):
-        open_run(uri, name, "run")
+        tracking.open_run(uri, name, "run")
         found = client.get_experiment_by_name(name)
         assert found is not None
-        assert found.tags == EXPERIMENT_TAGS | own
+        assert found.tags == tracking.EXPERIMENT_TAGS | own
 
 
 def test_default_store_of_each_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,19 +119,19 @@ def test_default_store_of_each_directory(tmp_path: Path, monkeypatch: pytest.Mon
         folder.mkdir()
         new_store(folder)
         monkeypatch.chdir(folder)
-        with open_run(DEFAULT_TRACKING_URI, "where", name) as run:
+        with tracking.open_run(DEFAULT_TRACKING_URI, "where", name) as run:
             pass
-        assert reopen_run(uri_of(folder), run.run_id).directory == run.directory
+        assert tracking.reopen_run(uri_of(folder), run.run_id).directory == run.directory
         assert run.directory is not None
         assert run.directory.is_relative_to(folder)
 
 
 def test_trials_that_log_the_same_data_at_once_all_do(tmp_path: Path) -> None:
     uri = new_store(tmp_path)
-    runs = [open_run(uri, "study", f"trial {number}") for number in range(4)]
+    runs = [tracking.open_run(uri, "study", f"trial {number}") for number in range(4)]
     together = threading.Barrier(len(runs))
 
-    def log(run: Run, digest: str) -> None:
+    def log(run: tracking.Run, digest: str) -> None:
         together.wait()
         run.begin(tmp_path, digest, {}, "a trial")
 
