@@ -129,7 +129,9 @@ def test_between_nodes_the_network_is_the_ceiling_and_latency_overlaps() -> None
 def test_hops_by_hand(algorithm: Algorithm, collective: Collective, hops: tuple[int, int]) -> None:
     way = route(Group(4, 8), collective, algorithm)
     assert (way.hops_inside, way.hops_between) == hops
-    # PAT takes a logarithm of the nodes where a ring takes all.
+
+
+def test_pat_takes_a_logarithm_of_the_nodes_where_a_ring_takes_all() -> None:
     pat, ring = (
         route(Group(16, 1), Collective.AllGather, each) for each in (Algorithm.PAT, Algorithm.Ring)
     )
