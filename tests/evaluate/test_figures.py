@@ -58,10 +58,10 @@ def test_the_map_says_what_is_best_and_chosen_and_changes_are_listed() -> None:
     for legend in ("A  Ring/LL", "B  Tree/LL128"):
         assert legend in found
     assert any(text.endswith("NCCL's own choice, or as fast within the noise") for text in found)
-    found = changes_of(rows(), "other", "mine")
-    assert (found["system"], found["before"], found["after"]) == ("s", "other", "mine")
+    changed = changes_of(rows(), "other", "mine")
+    assert (changed["system"], changed["before"], changed["after"]) == ("s", "other", "mine")
     keys = ("size_bytes", "split", "before", "after", "saved")
-    assert [tuple(task[key] for key in keys) for task in found["tasks"]] == [
+    assert [tuple(task[key] for key in keys) for task in changed["tasks"]] == [
         (1 << 10, "train", "Ring/LL/2ch", "ABSTAIN", 0.5),
         (1 << 12, "train", "ABSTAIN", "Ring/LL/2ch", pytest.approx(0.2)),
     ]
