@@ -82,7 +82,8 @@ def test_intervals_hold_the_truth_nine_times_in_ten(policy: ope.Float64Array) ->
 
 def measured(folder: Path, strategy: str, cycles: int = 40, sigma: float = 0.05) -> pl.DataFrame:
     more = {"cycles": f"{cycles}\nstrategy = {strategy}", "seed": f"3\nnoise_sigma = {sigma}"}
-    return read(make_data(folder, sweep_text(collectives='["AllReduce"]', **more)))
+    text = sweep_text(name='"drawn"', collectives='["AllReduce"]', **more)
+    return read(make_data(folder, text))
 
 
 @pytest.fixture(scope="module")
