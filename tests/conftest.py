@@ -17,9 +17,10 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-# Fixtures for every test.
-from tests.data_sets import SWEEP, make_data
 from tests.data_sets import data_dir as data_dir  # noqa: PLC0414
+
+# Fixtures for every test.
+from tests.data_sets import make_data, sweep_text
 from tests.once import once
 from tests.plugin_build import adaptive_path as adaptive_path  # noqa: PLC0414
 from tests.plugin_build import build_dir as build_dir  # noqa: PLC0414
@@ -195,8 +196,7 @@ def gated_dir(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Pat
         from dynamiccl.evaluate.gate import pass_gate, write_gated
         from dynamiccl.train.policy import TorchPolicy
 
-        text = SWEEP.replace('name = "tiny"', 'name = "fresh"').replace("cycles = 3", "cycles = 8")
-        fresh = make_data(folder / "fresh", text.replace("seed = 3", "seed = 11"))
+        fresh = make_data(folder / "fresh", sweep_text(name='"fresh"', cycles=8, seed=11))
         gated = pass_gate(TorchPolicy.load(trained.policy), read(fresh), known=read(trained.data))
         write_gated(gated, trained.policy, folder / "gated")
 

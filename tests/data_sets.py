@@ -1,5 +1,6 @@
 """Small simulated data sets for tests of training, evaluation and deployment."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,15 @@ cycles = 3
 seed = 3
 """
 SYSTEM = "sim-4x8"
+
+
+def sweep_text(**lines: object) -> str:
+    """SWEEP with other lines: `cycles=8`, or one with more behind it, after a line break."""
+    text = SWEEP
+    for key, value in lines.items():
+        text, count = re.subn(rf"(?m)^{key} = .*$", f"{key} = {value}", text)
+        assert count == 1, key
+    return text
 
 
 def make_data(out: Path, text: str = SWEEP) -> Path:

@@ -10,12 +10,10 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from dynamiccl import cli
 from dynamiccl.datasets import store
-from dynamiccl.datasets.schema import META_VERSION
 from dynamiccl.datasets.store import measurements_table
 from dynamiccl.train import options
 from tests.cli.in_process import MODULES as MODULES  # noqa: PLC0414
@@ -73,13 +71,6 @@ def refused(done: Done, code: int) -> str:
     return line
 
 
-@pytest.fixture(name="sweep")
-def sweep_fixture(tmp_path: Path) -> Path:
-    path = tmp_path / "s.toml"
-    path.write_text(SWEEP)
-    return path
-
-
 @pytest.fixture(name="data")
 def data_fixture(tmp_path: Path) -> Path:
     rows = [
@@ -93,26 +84,6 @@ def data_fixture(tmp_path: Path) -> Path:
     ]
     store.write_part(tmp_path / "data", measurements_table(rows), provenance={})
     return tmp_path / "data"
-
-
-def only_part(data: Path) -> Path:
-    [part] = store.part_paths(data)
-    return part
-
-
-def damage(data: Path) -> None:
-    part = only_part(data)
-    content = bytearray(part.read_bytes())
-    content[20] ^= 0x10  # in the first page: only the hash tells
-    part.write_bytes(bytes(content))
-
-
-def age(data: Path) -> None:
-    part = only_part(data)
-    table = pq.read_table(part, partitioning=None)
-    pq.write_table(
-        table.replace_schema_metadata({**table.schema.metadata, META_VERSION: b"99"}), part
-    )
 
 
 @pytest.fixture(name="policy", scope="module")

@@ -56,13 +56,6 @@ def test_it_ends_in_one_line(
         assert part in line
 
 
-@pytest.mark.parametrize("command", [name for name, _ in COMMANDS])
-def test_a_typing_error_is_one_line(command: str, shell: Shell) -> None:
-    line = refused(shell(command, "nonsense"), 2)
-    assert "'nonsense'" in line
-    assert "--help" in line
-
-
 def full_disk(tmp_path: Path) -> Path:
     """A file system of 64 KiB of its own."""
     disk = tmp_path / "disk"

@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,21 +18,12 @@ from bench_health import rows
 
 from dynamiccl.datasets import store
 from dynamiccl.datasets.store import measurements_table
+from dynamiccl.simulator.systems import find_system, system_text
 from dynamiccl.train import tracking
-from tests.cli.conftest import (
-    COMMANDS,
-    LOG_ROW,
-    MODULES,
-    ROOT,
-    Done,
-    Shell,
-    age,
-    damage,
-    only_part,
-    refused,
-)
+from tests.cli.conftest import COMMANDS, LOG_ROW, MODULES, ROOT, Shell, refused
+from tests.collect import test_fit_simulator as fits
 from tests.conftest import Trained
-from tests.stores import new_store, uri_of
+from tests.stores import uri_of
 
 HEAD = "# Collective test starting: all_reduce_perf\n# nThread 1 nGpus 8 minBytes 8 maxBytes 64\n"
 IMPORT = ("dynamiccl-collect", "import", "--out", "data", "--system", "box")
@@ -61,44 +51,6 @@ def test_help_has_an_example(command: str, subcommand: str, shell: Shell) -> Non
     assert (done.code, done.err) == (0, "")
     example = done.out.partition("Example: ")[2].partition("\n")[0]
     assert f"{command} {subcommand}" in example
-
-
-@pytest.fixture(name="reading", params=["describe", "fit", "report"])
-def reading_fixture(
-    request: pytest.FixtureRequest, shell: Shell, policy: Path, tmp_path: Path
-) -> Callable[[Path], Done]:
-    """Each command that reads a data directory."""
-    new_store(tmp_path)
-
-    def read(data: Path) -> Done:
-        commands: dict[str, tuple[object, ...]] = {
-            "describe": ("dynamiccl-collect", "describe", data),
-            "fit": ("dynamiccl-train", "fit", "--data", data),
-            "report": ("dynamiccl-evaluate", "report", "--data", data, "--policy", policy),
-        }
-        out = ("--out", tmp_path / "report") if request.param == "report" else ()
-        return shell(*commands[request.param], *out)
-
-    return read
-
-
-@pytest.mark.parametrize(
-    ("harm", "said"), [(damage, "is damaged"), (age, "holds schema measurements version 99")]
-)
-def test_bad_parquet_is_exit_3_everywhere(
-    harm: Callable[[Path], None], said: str, data: Path, reading: Callable[[Path], Done]
-) -> None:
-    harm(data)
-    line = refused(reading(data), 3)
-    assert said in line
-    assert str(only_part(data)) in line
-
-
-def test_empty_data_directory_is_exit_3_everywhere(
-    reading: Callable[[Path], Done], tmp_path: Path
-) -> None:
-    (tmp_path / "empty").mkdir()
-    assert "holds no measurements" in refused(reading(tmp_path / "empty"), 3)
 
 
 def test_people_are_told_what_json_says(shell: Shell, tmp_path: Path) -> None:
@@ -130,10 +82,6 @@ def test_a_directory_stands_for_the_files_in_it(shell: Shell, tmp_path: Path) ->
     assert told.out.startswith("2 rows read, 3 measurements written")
     assert "systems.toml" not in told.err
     assert "logs/notes.txt: left alone, no kind that is known" in told.err
-    (tmp_path / "empty").mkdir()
-    why = refused(shell(*IMPORT, "empty"), 2)
-    assert "empty: no nccl-tests output, CSV," in why
-    assert "leaves *.dcc files, and none is there" in why
 
 
 def test_only_the_first_lines_are_shown(shell: Shell, tmp_path: Path) -> None:
@@ -186,9 +134,7 @@ def test_export_takes_every_name_of_a_policy(trained: Trained, shell: Shell) -> 
     ],
     ids=lambda arguments: f"{arguments[1]}-{arguments[2]}",
 )
-def test_a_name_that_is_nothing_is_repeated_in_the_error(
-    arguments: tuple[str, ...], trained: Trained, shell: Shell
-) -> None:
+def test_a_wrong_name_is_told(arguments: tuple[str, ...], trained: Trained, shell: Shell) -> None:
     words = [str(trained.data) if word == "DATA" else word for word in arguments]
     without = refused(shell(*words), 2)
     assert "no MLflow store at mlflow.db" in without or "badc0de" in without
@@ -208,3 +154,25 @@ def test_slow_nic_is_exit_code_1_text_and_json(shell: Shell, tmp_path: Path) -> 
     assert again.code == 1
     assert re.search(r"nic: node2 GPU 1 (?:4[5-9]|5[0-4])% \(z \d+\)", again.out)
     assert max(map(len, again.out.splitlines())) <= 100
+
+
+def test_a_fitted_file_is_a_system_to_sweep_on(shell: Shell, tmp_path: Path) -> None:
+    fits.store_of(tmp_path / "data", fits.rows(noise=0.01))
+    text = system_text(fits.ring_only(lambda value: 1.5 * value))
+    (tmp_path / "base.toml").write_text(text, encoding="utf-8")
+    words = ("--data", "data", "--base", "base.toml", "--out", "mine.toml")
+    done = shell("dynamiccl-collect", "fit-simulator", *words)
+    assert done.code == 0
+    assert "above 1 MiB" in done.out
+    assert "mine -> mine.toml" in done.out
+    assert find_system(str(tmp_path / "mine.toml")).name == "mine"
+    sweep = tmp_path / "on_mine.toml"
+    sweep.write_text(
+        'name = "s"\nsystem = "mine"\ncollectives = ["AllReduce"]\n'
+        "groups = [{ num_nodes = 1, ranks_per_node = 8 }]\n"
+        'sizes = { list = ["1M"] }\nprotocols = ["LL"]\nalgorithms = ["Ring"]\n'
+        '[simulator]\nsystem = "mine.toml"\n'
+    )
+    ran = shell("dynamiccl-collect", "run", sweep, "--runner", "simulator", "--out", "o", "--json")
+    assert ran.json["rows_by_status"] == {"ok": 15}
+    assert shell("dynamiccl-collect", "plan", sweep, "--json").json["system"] == "mine"

@@ -29,9 +29,7 @@ def record(folder: Path, *rows: dict[str, object]) -> Path:
     return folder
 
 
-def test_it_says_by_what_evidence_and_how_it_is_turned_off(
-    gated: Path, artifact: Path, shell: Shell
-) -> None:
+def test_evidence_and_the_way_off_are_told(gated: Path, artifact: Path, shell: Shell) -> None:
     told = shell(DEPLOY, "explain", gated).out
     assert "gated; acts on no machine yet (dynamiccl-deploy bind); on one, in 2 of " in told
     assert "evidence: gate.json" in told
@@ -68,18 +66,9 @@ def test_a_jobs_own_calls_are_told_apart(gated: Path, shell: Shell, tmp_path: Pa
     data = record(tmp_path / "none", call(0, 0.0, decided=False, table=0))
     found = shell(DEPLOY, "explain", gated, "--calls", data, "--json").json["outlook"]
     assert (found["calls_changed"], found["saved"]) == (1, None)
-    # Files of the plugin are to be imported first.
-    (tmp_path / "raw").mkdir()
-    (tmp_path / "raw" / "a.dcc").touch()
-    line = refused(shell(DEPLOY, "explain", gated, "--calls", "raw"), 2)
-    assert "dynamiccl-collect import raw" in line
-    (tmp_path / "empty").mkdir()
-    assert "mode observe" in refused(shell(DEPLOY, "explain", gated, "--calls", "empty"), 2)
 
 
-def test_calls_of_a_trace_are_placed_as_for_tables(
-    gated: Path, shell: Shell, tmp_path: Path
-) -> None:
+def test_traces_are_placed_as_for_tables(gated: Path, shell: Shell, tmp_path: Path) -> None:
     """Eight unnamed ranks lie on one node, where that alone was measured."""
     rows = (traced(i) for i in range(20))
     others = (traced(i, collective="SendRecv", asks_tuner=False) for i in range(4))

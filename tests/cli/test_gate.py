@@ -16,9 +16,7 @@ def fresh_data(folder: Path, gain: float) -> Path:
     return folder
 
 
-def test_a_gated_policy_is_exported_without_a_warning(
-    policy: Path, shell: Shell, tmp_path: Path
-) -> None:
+def test_a_gated_policy_needs_no_warning(policy: Path, shell: Shell, tmp_path: Path) -> None:
     data = fresh_data(tmp_path / "fresh", 0.3)
     gate = ("dynamiccl-evaluate", "gate", "--data", data, "--policy", policy)
     found = shell(*gate, "--out", "gated", "--json").json
@@ -35,9 +33,7 @@ def test_a_gated_policy_is_exported_without_a_warning(
     assert "passed no gate" in bare.err
 
 
-def test_runs_without_a_gain_let_nothing_through(
-    policy: Path, shell: Shell, tmp_path: Path
-) -> None:
+def test_no_gain_lets_nothing_through(policy: Path, shell: Shell, tmp_path: Path) -> None:
     data = fresh_data(tmp_path / "fresh", 0.0)
     gate = ("dynamiccl-evaluate", "gate", "--data", data, "--policy", policy)
     assert shell(*gate, "--out", "gated", "--json").json["counts"]["passed"] == 0
@@ -46,16 +42,10 @@ def test_runs_without_a_gain_let_nothing_through(
     assert "its tables act at no size: every job keeps NCCL's own choice" in exported.out
 
 
-def test_gate_plans_its_sweep_from_the_files_that_are_there(
-    trained: Trained, shell: Shell, tmp_path: Path
-) -> None:
+def test_gate_plans_its_sweep(trained: Trained, shell: Shell, tmp_path: Path) -> None:
     policy, data_dir = trained.policy, trained.data
     (tmp_path / "sweep.toml").write_text(SWEEP, encoding="utf-8")
     gate = ("dynamiccl-evaluate", "gate", "--policy", policy, "--plan", "fresh.toml")
-    assert "--plan fresh.toml needs --known DATA" in refused(
-        shell(*gate, "--sweep", "sweep.toml"), 2
-    )
-    assert "needs --sweep SWEEP.toml" in refused(shell(*gate, "--known", data_dir), 2)
     full = (*gate, "--sweep", "sweep.toml", "--known", data_dir)
     found = shell(*full)
     assert "\n 3 runs, " in found.out
@@ -67,6 +57,3 @@ def test_gate_plans_its_sweep_from_the_files_that_are_there(
     judge = ("dynamiccl-evaluate", "gate", "--policy", policy, "--data", "fresh", "--json")
     judged = shell(*judge, "--known", data_dir, "--out", "gated").json
     assert judged["counts"]["passed"] > 0
-    bare = ("dynamiccl-evaluate", "gate", "--policy", policy)
-    assert "--data FRESH_DATA is missing" in refused(shell(*bare), 2)
-    assert "--out DIR is missing" in refused(shell(*bare, "--data", "fresh"), 2)

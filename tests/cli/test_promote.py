@@ -60,9 +60,7 @@ def made_run(policy: Path, uri: str) -> str:
     return run.run_id
 
 
-def test_what_a_gate_let_through_becomes_the_champion(
-    run_id: str, uri: str, gate: Gate, promote: Promote, shell: Shell
-) -> None:
+def test_gated_champions(run_id: str, uri: str, gate: Gate, promote: Promote, shell: Shell) -> None:
     gated = gate("gated", 0.3)
     found = promote(run_id, "--gated", gated, "--json").json
     assert (found["passed_bins"], found["version_before"]) == (2, None)
@@ -83,9 +81,7 @@ def test_what_a_gate_let_through_becomes_the_champion(
     assert "lies in no run's directory" in refused(promote(gated, "--gated", gated), 2)
 
 
-def test_a_champion_of_before_stays_what_it_was_and_can_come_back(
-    run_id: str, gate: Gate, promote: Promote
-) -> None:
+def test_a_former_champion_can_come_back(run_id: str, gate: Gate, promote: Promote) -> None:
     first = gate("first", 0.3)
     second = gate("second", 0.5)
     one = promote(run_id, "--gated", first, "--json").json

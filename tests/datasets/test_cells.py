@@ -35,9 +35,7 @@ def ring(time_us: float, **columns: Any) -> dict[str, Any]:
         ([ring(1.0), ring(3.0, driver_version="1", actual_algorithm="Tree", repeat=1)], 2.0, 2),
     ],
 )
-def test_time_of_a_cell_is_the_median_of_independent_repeats(
-    rows: list[dict[str, Any]], time_us: float, count: int
-) -> None:
+def test_time_is_a_median(rows: list[dict[str, Any]], time_us: float, count: int) -> None:
     [cell] = cells.cell_times(frame(*rows)).to_dicts()
     assert (cell["time_us"], cell["repeats"]) == (time_us, count)
 
@@ -74,16 +72,6 @@ def test_rows_that_failed_or_whose_gpus_were_unwell_are_not_usable() -> None:
     assert cells.left_out(frame(*rows)) == {"throttled": 2, "ecc_errors": 2}
 
 
-def test_spread_is_the_median_over_all_pairs() -> None:
-    assert cells.pair_spread([5.0]) is cells.pair_spread([]) is None
-    # Pairs 1.1, 1.2, 1.2/1.1: their median is 1.1.
-    assert cells.pair_spread([120.0, 100.0, 110.0]) == pytest.approx(0.1)
-    # Of very many, that of their distribution: the median of |x - y| of two normal draws is
-    # 0.6745 * sqrt(2) standard deviations.
-    many = np.exp(np.random.default_rng(0).normal(0.0, 0.02, size=20_000))
-    assert cells.pair_spread(many.tolist()) == pytest.approx(0.02 * 0.6745 * 2**0.5, rel=0.03)
-
-
 def test_noise_band_holds_nine_cells_of_ten_and_is_unknown_without_repeats() -> None:
     rows = [
         row
@@ -93,6 +81,13 @@ def test_noise_band_holds_nine_cells_of_ten_and_is_unknown_without_repeats() -> 
     [band] = cells.noise_bands(frame(*rows, default(1.0, system="once"))).to_dicts()
     assert band["system"] == "box"
     assert band["noise_band"] == pytest.approx(0.09)
+    assert cells.pair_spread([5.0]) is cells.pair_spread([]) is None
+    # Pairs 1.1, 1.2, 1.2/1.1: their median is 1.1.
+    assert cells.pair_spread([120.0, 100.0, 110.0]) == pytest.approx(0.1)
+    # Of very many, that of their distribution: the median of |x - y| of two normal draws is
+    # 0.6745 * sqrt(2) standard deviations.
+    many = np.exp(np.random.default_rng(0).normal(0.0, 0.02, size=20_000))
+    assert cells.pair_spread(many.tolist()) == pytest.approx(0.02 * 0.6745 * 2**0.5, rel=0.03)
 
 
 def inside(time_us: float | None, **columns: Any) -> dict[str, Any]:
@@ -139,9 +134,7 @@ def test_default_under_our_plugin_gives_way_to_the_untouched_one() -> None:
         {"interference_kind": "cpu", "interference_level": 0.5},
     ],
 )
-def test_only_a_usable_untouched_default_of_the_task_displaces_the_other(
-    out: dict[str, Any],
-) -> None:
+def test_only_a_usable_untouched_default_displaces_the_other(out: dict[str, Any]) -> None:
     assert 1.0 in times(inside(1.0), {**default(2.0), **out})
 
 

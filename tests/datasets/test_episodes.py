@@ -105,25 +105,32 @@ def test_cold_rows_are_the_training_measurements_in_order_and_see_nothing() -> N
     assert (len(alone), alone.counts["warm"], alone.counts["reference_interpolated"]) == (3, 0, 1)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_warm_window_holds_other_training_times_of_the_same_task_and_run_only(seed: int) -> None:
-    rows = grid()
+    """Nor those of another system, or placement of the buffer, in runs of the same name."""
+
+    def task(row: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(row.get(name) for name in ("system", "in_place", "size_bytes", "run"))
+
+    rows = [*grid(), *grid(1, system="other"), *grid(1, in_place=True)]
+    for number, row in enumerate(rows):
+        row["time_us"] = 100.0 * 1.01**number
     members = trained(rows)
-    found = build(rows, seed)
-    warm = np.flatnonzero(~found.is_cold)
-    # Every training row is in a group of four, so each owns one warm row, in group order.
-    owners = sorted(range(len(members)), key=lambda i: (members[i]["size_bytes"], i))
-    by_task: dict[tuple[int, str], set[float]] = {}
+    by_task: dict[tuple[Any, ...], set[float]] = {}
     for row in members:
-        by_task.setdefault((row["size_bytes"], row["run"]), set()).add(tag(row))
-    assert len(warm) == len(owners)
-    for index, owner in zip(warm, owners, strict=True):
-        own = members[owner]
-        assert round(2 ** float(found.context[index, SIZE])) == own["size_bytes"]
-        seen = window_times(found.window[index])
+        by_task.setdefault(task(row), set()).add(tag(row))
+    found = build(rows, seed)
+    cold, warm = np.flatnonzero(found.is_cold), np.flatnonzero(~found.is_cold)
+    assert len(warm) == len(cold) == len(members)  # each is in a group of four
+    for index in warm:
+        size, seen = (
+            round(2 ** float(found.context[index, SIZE])),
+            window_times(found.window[index]),
+        )
+        owners = [members[i] for i in np.flatnonzero(found.reward[cold] == found.reward[index])]
+        of_size = [each for each in owners if each["size_bytes"] == size]
         assert seen
-        assert seen <= by_task[own["size_bytes"], own["run"]] - {tag(own)}
-        assert found.reward[index] == found.reward[np.flatnonzero(found.is_cold)[owner]]
+        assert any(seen <= by_task[task(each)] - {tag(each)} for each in of_size)
 
 
 def test_no_held_out_time_is_anywhere() -> None:
@@ -136,25 +143,6 @@ def test_no_held_out_time_is_anywhere() -> None:
     first, second = build(rows), build(other)
     for name in ("window", "context", "mask", "action", "reward"):
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
-
-
-def test_windows_do_not_cross_conditions() -> None:
-    """Two systems, or placements of the buffer, measured in runs of one name."""
-    rows = [*grid(1), *grid(1, system="other"), *grid(1, in_place=True)]
-    for number, row in enumerate(rows):
-        row["time_us"] = 100.0 * 1.01**number
-    found = build(rows)
-    members = trained(rows)
-    sets = {
-        (row["system"], row["in_place"], row["size_bytes"]): {
-            tag(r)
-            for r in members
-            if all(r[k] == row[k] for k in ("system", "in_place", "size_bytes"))
-        }
-        for row in members
-    }
-    for index in np.flatnonzero(~found.is_cold):
-        assert any(window_times(found.window[index]) <= group for group in sets.values())
 
 
 def test_mask_allows_what_the_system_ran_and_abstaining() -> None:
@@ -203,8 +191,6 @@ def test_every_row_is_accounted_for() -> None:
         default(interference_kind="congestion"),
     ],
 )
-def test_without_a_quiet_default_at_training_sizes_there_is_nothing_to_train_on(
-    row: dict[str, Any],
-) -> None:
+def test_without_a_quiet_default_there_is_nothing_to_train_on(row: dict[str, Any]) -> None:
     with pytest.raises(NotEnoughData, match="measure NCCL's default"):
         build([row, {**row, "repeat": 1}])

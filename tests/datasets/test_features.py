@@ -1,20 +1,12 @@
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from dynamiccl.datasets.features import (
-    CONTEXT_COLUMN,
-    FEATURES,
-    HISTORY_SLICE,
-    cold_observations,
-    feature_table,
-    window_table,
-)
+from dynamiccl.datasets import features
 from dynamiccl.datasets.history import (
     HISTORY_FEATURES,
     WINDOW_COLUMN,
@@ -22,8 +14,13 @@ from dynamiccl.datasets.history import (
     Call,
     Float32Array,
 )
-from dynamiccl.nccl import Algorithm, Protocol
+from dynamiccl.datasets.schema import COSTS
+from dynamiccl.datasets.store import read, write_part
+from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.simulator import system
+from dynamiccl.simulator.h100 import default_model
 from tests.calls import history_arrays
+from tests.data_sets import SWEEP, make_data
 from tests.rows import default, frame
 
 PROFILES = ("default", "tuned")
@@ -52,8 +49,8 @@ def tasks(*rows: dict[str, Any], noise: float | None = 0.02) -> pl.DataFrame:
 
 
 def cold(row: dict[str, Any], noise: float | None = 0.02) -> dict[str, float]:
-    [values] = cold_observations(tasks(row, noise=noise), PROFILES).context
-    names = [entry["name"] for entry in feature_table(PROFILES)]
+    [values] = features.cold_observations(tasks(row, noise=noise), PROFILES).context
+    names = [entry["name"] for entry in features.feature_table(PROFILES)]
     return dict(zip(names, map(float, values), strict=True))
 
 
@@ -74,21 +71,21 @@ def history(*calls: Call) -> tuple[Float32Array, dict[str, float]]:
 
 def test_table_of_the_manifest_is_the_order_of_the_columns() -> None:
     sizes = [1 << 20, 8, 1 << 30]
-    observed = cold_observations(tasks(*(default(size_bytes=n) for n in sizes)), PROFILES)
-    assert observed.context[:, CONTEXT_COLUMN["log2_size"]].tolist() == [20.0, 3.0, 30.0]
+    observed = features.cold_observations(tasks(*(default(size_bytes=n) for n in sizes)), PROFILES)
+    assert observed.context[:, features.CONTEXT_COLUMN["log2_size"]].tolist() == [20.0, 3.0, 30.0]
     # Cold knows no history.
     assert not observed.window.any()
-    assert not observed.context[:, HISTORY_SLICE].any()
-    assert observed.context.shape == (3, len(feature_table(PROFILES)))
-    assert observed.window.shape == (3, WINDOW_LENGTH, len(window_table()))
-    for table in (feature_table(PROFILES), window_table()):
+    assert not observed.context[:, features.HISTORY_SLICE].any()
+    assert observed.context.shape == (3, len(features.feature_table(PROFILES)))
+    assert observed.window.shape == (3, WINDOW_LENGTH, len(features.window_table()))
+    for table in (features.feature_table(PROFILES), features.window_table()):
         assert len({entry["name"] for entry in table}) == len(table)
-    assert [entry["name"] for entry in feature_table(PROFILES)] == [
-        *(feature.name for feature in FEATURES),
+    assert [entry["name"] for entry in features.feature_table(PROFILES)] == [
+        *(feature.name for feature in features.FEATURES),
         "profile:default",
         "profile:tuned",
     ]
-    assert [entry["name"] for entry in feature_table(())] == list(CONTEXT_COLUMN)
+    assert [entry["name"] for entry in features.feature_table(())] == list(features.CONTEXT_COLUMN)
 
 
 def test_one_row_by_hand() -> None:
@@ -136,46 +133,14 @@ def test_unknown_facts_are_zero_and_say_so() -> None:
     assert all(values[name] == 0.0 for name in known)
     found = {name for name, value in values.items() if value != 0.0}
     assert found == {"log2_size", "collective_AllReduce", "profile:default"}
-
-
-@given(data=st.data())
-@settings(deadline=None, max_examples=20)
-def test_features_are_finite_whatever_is_null(data: st.DataObject) -> None:
-    facts = {**FACTS, "nccl_version": "2.18.1", "num_ranks": 8, "num_nodes": 1, "ranks_per_node": 8}
-    rows = [
-        default(
-            size_bytes=data.draw(st.integers(1, 1 << 50)),
-            **{name: data.draw(st.sampled_from([None, value])) for name, value in facts.items()},
-        )
-        for _ in range(data.draw(st.integers(1, 3)))
-    ]
-    noise = data.draw(st.sampled_from([None, 0.0, 30.0]))
-    assert np.isfinite(cold_observations(tasks(*rows, noise=noise), PROFILES).context).all()
-
-
-def test_what_no_feature_names_lights_no_flag() -> None:
-    others: dict[str, Any] = {
-        "nic_kind": "slingshot",
-        "cpu_vendor": "power",
-        "launch_profile": "never seen",
-    }
-    values = cold(default(**others, nvlink_generation=0, nvlinks_per_gpu=0, nvswitch=False))
+    # What no feature names lights no flag; and no NVLink is not an unknown one.
+    others: dict[str, Any] = {"nic_kind": "slingshot", "cpu_vendor": "power"}
+    others |= {"launch_profile": "never seen", "nvlinks_per_gpu": 0, "nvswitch": False}
+    values = cold(default(**others, nvlink_generation=0))
     flags = [n for n in values if n.startswith(("nic_", "cpu_", "profile:"))]
     assert len(flags) == 10
     assert not any(values[name] for name in flags)
-    # No NVLink is not an unknown one.
     assert (values["nvlink_known"], values["nvlink_generation"]) == (1.0, 0.0)
-
-
-@pytest.mark.parametrize("count", [0, 1, 3, WINDOW_LENGTH, WINDOW_LENGTH + 4])
-def test_window_holds_the_last_calls_oldest_first(count: int) -> None:
-    window, _ = history(*(call(2.0 ** (i + 1)) for i in range(count)))
-    kept = min(count, WINDOW_LENGTH)
-    valid = window[:, WINDOW_COLUMN["valid"]].tolist()
-    assert valid == [0.0] * (WINDOW_LENGTH - kept) + [1.0] * kept
-    assert not window[: WINDOW_LENGTH - kept].any()
-    times = window[WINDOW_LENGTH - kept :, WINDOW_COLUMN["log2_time"]].tolist()
-    assert times == [float(i + 1) for i in range(count - kept, count)]
 
 
 def test_window_row_by_hand() -> None:
@@ -219,3 +184,40 @@ def test_network_sense_by_hand() -> None:
     _, values = history(call(800.0, size_bytes=16_000), call(8.0, size_bytes=1_600_000))
     assert values["inflight_over_bdp"] <= 8.0
     assert values["interference_known"] == 0.0
+
+
+# --- NCCL's own costs of a task, from what it logged of its cells ---
+
+
+def test_costs_of_a_simulated_sweep_are_those_of_the_cost_model(data_dir: Path) -> None:
+    tasks = read(data_dir).unique([*features.COST_KEY, "size_bytes"])
+    found = features.log_costs(tasks, features.read_costs(data_dir))
+    assert found.shape == (tasks.height, features.NUM_CELLS) == (30, len(features.COST_FEATURES))
+    for row, told in zip(found, tasks.select("collective", "size_bytes").iter_rows(), strict=True):
+        collective, size = Collective.parse(told[0]), told[1]
+        wanted = (
+            default_model().cost_table(system.Call(system.Group(4, 8), collective, size)).ravel()
+        )
+        assert ((row == 0.0) == (wanted < 0.0)).all()
+        known = wanted > 0.0
+        # The log has one decimal.
+        assert np.allclose(np.exp(row[known]), wanted[known], rtol=0.01)
+
+
+def test_a_group_that_logged_several_tables_has_none(tmp_path: Path) -> None:
+    make_data(tmp_path, SWEEP)
+    make_data(tmp_path, SWEEP.replace('name = "tiny"', 'name = "other"'))
+    costs = features.read_costs(tmp_path)  # both sweeps logged the same
+    assert costs.height > 0
+    assert costs.unique([*features.COST_KEY, "algorithm", "protocol"]).height == costs.height
+    table = read(tmp_path, "costs").with_columns(latency_us=pl.col("latency_us") + 1.0)
+    write_part(tmp_path, table.to_arrow().cast(COSTS), kind="costs", provenance={})
+    assert features.read_costs(tmp_path).is_empty()
+
+
+def test_a_data_set_without_costs_has_an_empty_table(tmp_path: Path) -> None:
+    costs = features.read_costs(tmp_path)
+    assert costs.is_empty()
+    tasks = frame(default(nccl_version=None))
+    assert (features.log_costs(tasks, costs) == 0.0).all()
+    assert features.log_costs(tasks.clear(), costs).shape == (0, features.NUM_CELLS)

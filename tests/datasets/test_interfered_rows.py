@@ -162,9 +162,7 @@ def test_a_level_is_what_a_trigger_that_is_sure_tells() -> None:
         ({"size_bytes": 1 << 21}, 160.0, None),
     ],
 )
-def test_a_level_is_bounded_and_of_the_size_itself(
-    quiet: dict[str, Any], loud_us: float, level: float | None
-) -> None:
+def test_levels_are_bounded(quiet: dict[str, Any], loud_us: float, level: float | None) -> None:
     rows = frame(default(loud_us, **LOUD), {**default(100.0), **quiet}, default(size_bytes=1 << 19))
     found = with_interfered_reference(interfered(rows), rows)
     told = found.select("interference", "reference_us").row(0)

@@ -1,6 +1,6 @@
 import json
 from collections.abc import Callable
-from dataclasses import MISSING, asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,7 @@ import pytest
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.manifest import MANIFEST_NAME, Manifest, Support, find_supports
 from dynamiccl.datasets.questions import allowed, read_back_channels
-from dynamiccl.errors import (
-    ArtifactMismatch,
-    CorruptFile,
-    MissingPath,
-    SchemaMismatch,
-)
+from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, SchemaMismatch
 from dynamiccl.nccl import Collective
 from dynamiccl.sizes import size_bin
 from tests.policies import hand_made_manifest
@@ -33,14 +28,6 @@ KNOWN_NOISE = pl.DataFrame({"system": ["box"], "collective": ["AllReduce"], "noi
 def supports(*rows: dict[str, Any]) -> list[Support]:
     made = frame(*rows)
     return find_supports(made, Catalogue.from_frame(made), NOISE)
-
-
-#: Fields without a default.
-REQUIRED = [
-    each.name
-    for each in fields(Manifest)
-    if each.default is MISSING and each.default_factory is MISSING
-]
 
 
 def manifest() -> Manifest:
@@ -103,9 +90,7 @@ def test_channels_are_those_of_the_nearest_bins_read_back_and_in_doubt_the_safe_
 
 
 @pytest.mark.parametrize(("version", "known"), [("2.28.9", True), ("2.29.2", False)])
-def test_channels_of_an_allgather_that_no_job_asks_for_are_not_known(
-    version: str, known: bool
-) -> None:
+def test_channels_that_no_job_asks_for_are_not_known(version: str, known: bool) -> None:
     where: dict[str, Any] = {"collective": "AllGather", "nccl_version": version}
     rows = [
         default(actual_num_channels=16, **where),
@@ -177,9 +162,7 @@ def test_manifest_round_trip(policy: Path) -> None:
         ),
     ],
 )
-def test_what_differs_from_the_list_is_named(
-    name: str, content: bytes | None, said: str, policy: Path
-) -> None:
+def test_what_differs_is_named(name: str, content: bytes | None, said: str, policy: Path) -> None:
     if content is None:
         (policy / name).unlink()
     else:
@@ -203,12 +186,10 @@ def change(policy: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
         ("catalogue", [{"action": 0}], "its catalogue is not one of configs"),
         ("catalogue", [{**manifest().catalogue[1], "requested_algorithm": "Rign"}], "Rign"),
         ("supports", [{**asdict(manifest())["supports"][0], "measured": 1}], "measured"),
-        *((name, None, f"{name}: Field required") for name in REQUIRED),
+        ("supports", None, "supports: Field required"),
     ],
 )
-def test_field_that_is_missing_or_of_another_type_is_corrupt(
-    field: str, value: object, said: str, policy: Path
-) -> None:
+def test_a_wrong_field_is_corrupt(field: str, value: object, said: str, policy: Path) -> None:
     missing = value is None
     change(policy, lambda raw: raw.pop(field) if missing else raw.update({field: value}))
     with pytest.raises(CorruptFile, match=rf"manifest\.json: .*{said}.*export the policy again"):

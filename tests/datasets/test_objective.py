@@ -39,14 +39,10 @@ TIMES = np.array([[100.0, 90.0, 94.0, 99.5, 80.0]])
 CHANNELS = np.array([[16, 16, 8, 4, 32]], dtype=np.int16)
 
 
-@pytest.mark.parametrize(("slack", "chosen"), [(0.0, 1), (0.01, 1), (0.05, 2), (0.11, 3)])
-def test_slack_takes_the_fewest_channels_and_never_more_than_nccl(
-    slack: float, chosen: int
-) -> None:
-    assert fewest_within(TIMES, CHANNELS, slack).tolist() == [chosen]
-
-
-def test_slack_differs_by_task_leaves_out_what_is_unknown_and_needs_nccls_own_time() -> None:
+def test_slack_takes_the_fewest_known_channels_and_never_more_than_nccl() -> None:
+    for slack, chosen in ((0.0, 1), (0.01, 1), (0.05, 2), (0.11, 3)):
+        assert fewest_within(TIMES, CHANNELS, slack).tolist() == [chosen]
+    # It differs by task.
     two = np.vstack([TIMES, [[100.0, 90.0, NAN, 99.5, NAN]]])
     channels = np.vstack([CHANNELS, CHANNELS])
     assert fewest_within(two, channels, np.array([[0.05], [0.0]])).tolist() == [2, 1]
@@ -84,6 +80,12 @@ def test_less_than_what_was_measured_is_counted_on() -> None:
     assert np.isnan(surely[0, 2])
     # Compute that ends with the call may end before it: what it gets back counts no more.
     assert sure_change_us(times, loss, told[0], told[0])[0, 1] == pytest.approx(0.0)
+    # Own choice surely costs less than measured, and others more.
+    losses = {"4096": {"": (0.12, 0.05, 1.0), "Ring/LL/2ch": (0.02, 0.01, 1.1)}}
+    configs = [ABSTAIN, *(Config(Algorithm.Ring, Protocol.LL, n) for n in (2, 8))]
+    [shares], [longer] = losses_at(losses, configs)
+    assert shares.tolist() == pytest.approx([0.07, 0.03, np.nan], nan_ok=True)
+    assert longer.tolist() == pytest.approx([1.0, 1.1, np.nan], nan_ok=True)
 
 
 def test_a_call_may_take_longer_by_what_compute_gets_back() -> None:
@@ -94,6 +96,10 @@ def test_a_call_may_take_longer_by_what_compute_gets_back() -> None:
     change = change_of_task_us(np.tile(longer, (2, 1)), edges, job_task([1_000.0]))
     assert change.tolist() == pytest.approx([0.0, 0.0], abs=1e-3)
     assert may_take(np.array([[0.1, NAN]]), job_task([1_000.0]))[1] == 1.0
+    # It waits for nobody: what compute gets back from waiting kernels is not its own.
+    edges = np.array([[0.10, 0.07]])
+    alike = may_take(edges, job_task([9_000.0]))[1]
+    assert may_take(edges, job_task([9_000.0], skew_us=400.0))[1] == pytest.approx(alike, abs=1e-3)
 
 
 def test_calls_that_compute_waits_for_count_as_many_as_they_are() -> None:
@@ -104,13 +110,6 @@ def test_calls_that_compute_waits_for_count_as_many_as_they_are() -> None:
     assert may_take(edges, job_task([0.0, *[6_000.0] * 9]))[1] == pytest.approx(1.1678, abs=1e-3)
     change = change_of_task_us(np.array([[1.0, 1.96]]), edges, job_task([0.0, *[6_000.0] * 9]))
     assert change[1] > 5.0
-
-
-def test_the_rank_that_the_others_wait_for_decides() -> None:
-    """It waits for nobody: what compute gets back from waiting kernels is not its own."""
-    edges = np.array([[0.10, 0.07]])
-    alike = may_take(edges, job_task([9_000.0]))[1]
-    assert may_take(edges, job_task([9_000.0], skew_us=400.0))[1] == pytest.approx(alike, abs=1e-3)
 
 
 def told(share: float, channels: int = 0, kind: str = "matmul", **columns: Any) -> dict[str, Any]:
@@ -248,9 +247,7 @@ def test_of_two_sizes_of_one_bin_one_tells() -> None:
 
 @pytest.mark.parametrize("alone", [MIB + 4096, 3 * MIB // 2], ids=str)
 @pytest.mark.parametrize("is_known", [True, False])
-def test_nccls_own_choice_measured_alone_hides_no_size_with_configs(
-    alone: int, *, is_known: bool
-) -> None:
+def test_own_choice_alone_hides_no_size(alone: int, *, is_known: bool) -> None:
     """Not at another size of the bin, and not in the nearest bin; also where it is unknown."""
     rows = [told(0.2), told(0.01, 2), told(0.3, size_bytes=alone, throttled=not is_known)]
     [by_bin] = losses_of(frame(*rows)).values()
@@ -258,14 +255,6 @@ def test_nccls_own_choice_measured_alone_hides_no_size_with_configs(
         [losses] = near(by_bin, size_bin(place)).values()
         shares = {config: loss[0] for config, loss in losses.items()}
         assert shares == {"": 0.2, "Ring/LL/2ch": 0.01}
-
-
-def test_own_choice_surely_costs_less_than_measured_and_others_more() -> None:
-    losses = {"4096": {"": (0.12, 0.05, 1.0), "Ring/LL/2ch": (0.02, 0.01, 1.1)}}
-    configs = [ABSTAIN, *(Config(Algorithm.Ring, Protocol.LL, n) for n in (2, 8))]
-    [shares], [longer] = losses_at(losses, configs)
-    assert shares.tolist() == pytest.approx([0.07, 0.03, np.nan], nan_ok=True)
-    assert longer.tolist() == pytest.approx([1.0, 1.1, np.nan], nan_ok=True)
 
 
 def test_what_an_h200_lost_foretells_what_its_jobs_gained() -> None:

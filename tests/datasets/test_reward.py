@@ -25,9 +25,7 @@ def reference(row: dict[str, object], *training: dict[str, object]) -> tuple[flo
         ({"sweep": "z"}, [("sweep a", 10.0), ("sweep b", 20.0), ("sweep c", 40.0)]),
     ],
 )
-def test_the_same_run_comes_before_the_median_of_all(
-    row: dict[str, Any], training: list[tuple[str, float]]
-) -> None:
+def test_the_same_run_comes_first(row: dict[str, Any], training: list[tuple[str, float]]) -> None:
     rows = [
         default(us, repeat=i, **{"sweep" if "sweep" in name else "run": name[-1]})
         for i, (name, us) in enumerate(training)
@@ -87,17 +85,14 @@ def test_default_under_our_plugin_is_no_reference() -> None:
         ({KB64 // 2: 1.0}, None),
     ],
 )
-def test_the_nearest_sizes_within_an_octave_on_both_sides_are_near_enough(
+def test_sizes_within_an_octave_are_near_enough(
     sizes: dict[int, float], found: float | None
 ) -> None:
     training = [default(time, size_bytes=size) for size, time in sizes.items()]
     told, measured = reference(forced("Ring", size_bytes=KB64), *training)
     assert not measured
     assert told == (None if found is None else pytest.approx(found))
-
-
-def test_an_octave_is_one_at_every_size() -> None:
-    for power in (10, 19, 28, 29, 35):
+    for power in (10, 19, 28, 29, 35):  # an octave is one at every size
         ends = [default(1.0, size_bytes=1 << power - 1), default(4.0, size_bytes=1 << power + 1)]
         assert reference(forced("Ring", size_bytes=1 << power), *ends)[0] == pytest.approx(2.0)
 

@@ -1,5 +1,7 @@
 """Calls of jobs become episodes, and nothing else than what was called becomes a step."""
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -7,14 +9,10 @@ import pytest
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.features import FEATURES
 from dynamiccl.datasets.history import WINDOW_COLUMN
-from dynamiccl.datasets.steps import (
-    Steps,
-    sequence_steps,
-    timed_calls,
-    training_noise,
-)
+from dynamiccl.datasets.steps import Steps, sequence_steps, timed_calls, training_noise
 from tests.calls import call, calls_frame, traced
 from tests.rows import default, forced, frame
+from tests.steps import make_steps
 
 #: A training bin, and a test bin.
 SIZE, HELD_OUT = 1 << 20, 1 << 23
@@ -38,7 +36,7 @@ def steps_of(calls: pl.DataFrame) -> tuple[Steps, dict[str, int]]:
     return steps, counts
 
 
-def test_a_job_s_calls_of_one_key_are_one_episode_in_order() -> None:
+def test_a_job_s_calls_of_one_key_are_one_episode_and_see_those_before() -> None:
     rows = [call(n, 100.0 + n) for n in range(4)]
     rows += [call(n, 200.0 + n, run="job-2") for n in range(3)]
     rows += [call(n, 300.0 + n, comm="00000000000000bb") for n in range(2)]
@@ -50,9 +48,6 @@ def test_a_job_s_calls_of_one_key_are_one_episode_in_order() -> None:
     assert steps.calls.time_us.tolist() == expected
     assert steps.reward.tolist() == pytest.approx([-t / 100.0 for t in expected])
     assert not steps.terminated.any()
-
-
-def test_a_step_sees_the_calls_before_it_and_its_system() -> None:
     steps, _ = steps_of(calls_frame(*(call(n, 100.0 * 2**n) for n in range(3))))
     found, mask, _ = steps.observe(np.arange(3), np.zeros(3, dtype=np.int64))
     times = found.window[:, :, WINDOW_COLUMN["log2_time"]]
@@ -109,3 +104,35 @@ def test_what_cannot_be_learnt_from_is_counted() -> None:
         calls_frame(call(0, size_bytes=HELD_OUT)), SWEEP, CATALOGUE, ["default"], NOISE
     )
     assert (none, counts["held_out"], counts["steps"]) == (None, 1, 0)
+
+
+# --- What a step earns ---
+
+
+def test_a_change_and_congestion_cost_what_is_asked() -> None:
+    steps = make_steps(lengths=(4, 2))
+    calls = replace(steps.calls, interference=np.array([-1.0, 0.5, 0.0, 2.0, 0.0, 0.5]))
+    reward = np.full(6, -1.5, dtype=np.float32)
+    steps = replace(steps, action=np.array([0, 0, 1, 1, 0, 1]), reward=reward, calls=calls)
+    assert steps.charged(0.0, 0.0).reward is reward
+    switched = steps.charged(0.2, 0.0).reward
+    # The first step of an episode changes nothing.
+    np.testing.assert_allclose(switched, [-1.5, -1.5, -1.7, -1.5, -1.5, -1.7], rtol=1e-6)
+    congested = steps.charged(0.0, 0.1).reward
+    np.testing.assert_allclose(congested, [-1.5, -1.55, -1.5, -1.7, -1.5, -1.55], rtol=1e-6)
+    assert switched.dtype == congested.dtype == np.float32
+
+
+@pytest.mark.parametrize("most", [1, 2, 8])
+def test_a_held_action_is_rewarded_by_the_mean_of_its_calls(most: int) -> None:
+    steps = make_steps(num_actions=2)
+    held = steps.held(most)
+    for row, found in enumerate(held.reward):
+        end = int(steps.starts[steps.episode_of(np.array([row]))[0] + 1])
+        rewards = []
+        for later in range(row, min(end, row + most)):
+            if steps.action[later] != steps.action[row]:
+                break
+            rewards.append(steps.reward[later])
+        assert found == pytest.approx(np.mean(rewards), rel=1e-6)
+    np.testing.assert_array_equal(held.action, steps.action)

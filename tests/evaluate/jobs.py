@@ -36,22 +36,10 @@ def sweep(
 
 def steps_frame(count: int, step_us: float, **columns: Any) -> pl.DataFrame:
     """Steps of one rank; what is not named is idle."""
-    plain = {"compute_us": 0.0, "communication_us": 0.0, "exposed_us": 0.0, "idle_us": 0.0}
-    rows = [
-        {
-            "system": "trace",
-            "sweep": "trace",
-            "source": "kineto",
-            "source_file": "rank0.json",
-            "run": "job-1",
-            "rank": 0,
-            "step": number,
-            "step_us": step_us,
-            **plain,
-            **columns,
-        }
-        for number in range(count)
-    ]
+    plain = dict.fromkeys(("compute_us", "communication_us", "exposed_us", "idle_us"), 0.0)
+    told = {"system": "trace", "sweep": "trace", "source": "kineto", "run": "job-1", "rank": 0}
+    told |= {"source_file": "rank0.json", "step_us": step_us, **plain, **columns}
+    rows = [{**told, "step": number} for number in range(count)]
     types = pl.Schema(STEPS)
     return pl.DataFrame([{n: row.get(n) for n in types} for row in rows], schema=types)
 

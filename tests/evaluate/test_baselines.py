@@ -97,9 +97,7 @@ BETWEEN = [3 << n for n in range(9, 29)]
 
 
 @pytest.mark.parametrize("make", [boosting, Interpolated])
-def test_a_regression_finds_the_law_between_the_sizes_among_what_was_measured(
-    make: Callable[[TaskGrid], Policy],
-) -> None:
+def test_a_regression_finds_the_law_between_sizes(make: Callable[[TaskGrid], Policy]) -> None:
     training = law(SIZES)
     policy, test = make(training), law(BETWEEN)
     actions = policy.choose(test)
@@ -117,7 +115,7 @@ def test_a_regression_finds_the_law_between_the_sizes_among_what_was_measured(
     assert make(grid(SIZES, times.tolist())).choose(law([1 << 12])).tolist() == [1]
 
 
-def test_rivals_are_told_what_the_policies_were_training_and_validation() -> None:
+def test_rivals_know_training_and_validation_and_one_pools_all_shapes() -> None:
     """At a validation size, between two training sizes, another config is the fastest."""
     far = [[10.0, 5.0, 9.0]] * 2
     training, validation = grid([1 << 10, 1 << 30], far), grid([1 << 20], [[10.0, 5.0, 1.0]])
@@ -125,9 +123,6 @@ def test_rivals_are_told_what_the_policies_were_training_and_validation() -> Non
     players = {p.name: p for p in make_policies(training, validation, CATALOGUE, [])}
     told = ("nearest-size", "interpolated")
     assert {name: players[name].choose(asked).tolist() for name in told} == {n: [2] for n in told}
-
-
-def test_a_pooled_config_is_one_for_all_shapes_of_a_system() -> None:
     times = [[10.0, 5.0, 9.0], [10.0, 9.0, 2.0]]
     both = grid([1 << 10] * 2, times, num_nodes=1)
     both = replace(both, tasks=both.tasks.with_columns(num_nodes=pl.Series([1, 4])))
@@ -156,9 +151,7 @@ def test_descent(times: list[float], chosen: int, probes: int | None) -> None:
     assert probes in {None, *searcher.probes.tolist()}
 
 
-def test_a_learned_policy_answers_in_the_catalogue_of_the_data_what_was_measured(
-    trained: Trained,
-) -> None:
+def test_a_learned_policy_answers_in_the_catalogue_of_the_data(trained: Trained) -> None:
     frame = read(trained.data)
     own = Catalogue.from_frame(usable(frame))
     # The same configs in another order: the answers must name the same configs.

@@ -46,7 +46,7 @@ def texts(svg: str) -> list[str]:
     return [text.strip() for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
 
 
-def test_the_map_says_what_is_best_and_what_is_chosen_and_by_how_much() -> None:
+def test_the_map_says_what_is_best_and_chosen_and_changes_are_listed() -> None:
     found = texts(draw_map(rows(), ["mine", "other"]))
     # Ring/LL at 2K is faster by 1 %: within the noise, which the row of the best says.
     marks = [text for text in found if re.fullmatch(r"·|[AB] -?\d+", text)]
@@ -58,13 +58,10 @@ def test_the_map_says_what_is_best_and_what_is_chosen_and_by_how_much() -> None:
     for legend in ("A  Ring/LL", "B  Tree/LL128"):
         assert legend in found
     assert any(text.endswith("NCCL's own choice, or as fast within the noise") for text in found)
-
-
-def test_what_changes_between_two_policies_is_listed() -> None:
-    found = changes_of(rows(), "other", "mine")
-    assert (found["system"], found["before"], found["after"]) == ("s", "other", "mine")
+    changed = changes_of(rows(), "other", "mine")
+    assert (changed["system"], changed["before"], changed["after"]) == ("s", "other", "mine")
     keys = ("size_bytes", "split", "before", "after", "saved")
-    assert [tuple(task[key] for key in keys) for task in found["tasks"]] == [
+    assert [tuple(task[key] for key in keys) for task in changed["tasks"]] == [
         (1 << 10, "train", "Ring/LL/2ch", "ABSTAIN", 0.5),
         (1 << 12, "train", "ABSTAIN", "Ring/LL/2ch", pytest.approx(0.2)),
     ]

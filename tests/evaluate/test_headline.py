@@ -52,9 +52,7 @@ def facts(actions: list[int], band: float | None = 0.03, times: Any = TIMES) -> 
         ),
     ],
 )
-def test_a_sentence_says_where_a_policy_gains_and_loses(
-    actions: list[int], changes: dict[str, Any], told: str
-) -> None:
+def test_where_it_gains_and_loses(actions: list[int], changes: dict[str, Any], told: str) -> None:
     assert say("report", "sentence", facts(actions, **changes)) == told
 
 
@@ -90,7 +88,7 @@ def test_a_verdict_sets_a_policy_beside_the_simple_tables(gain: float, told: str
         name: {
             "policy": name,
             "gain": each,
-            "probes": 4.0 if name == "descent" else 0.0,
+            "probes": 4.0 * (name == "descent"),
             "noise_band": 0.03,
         }
         for name, each in gains.items()

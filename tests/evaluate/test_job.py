@@ -31,35 +31,23 @@ def test_exposed_calls_save_their_share_of_the_step() -> None:
         "Of the step's 1 ms 0.2 are exposed communication; the best "
     )
     assert "(4.0 %)" in found.told["sentence"]
-
-
-def test_a_call_saves_no_more_than_what_is_exposed_of_it() -> None:
-    """20 us faster, 10 exposed: between 0 (the hidden part takes it up) and 20 (the group's).
-
-    Both calls are of one group: its 40 us of savings find 20 us that are exposed; and up to a
-    quarter of the hidden time that is saved comes back to compute.
-    """
-    found = against(exposed_job(10.0), sweep(80.0))
-    step = arm_of(found).step
-    assert step.mean == pytest.approx(2 * 10.0 / 1000.0)
-    assert step.low == pytest.approx(0.0, abs=1e-4)
-    assert step.high == pytest.approx((20.0 + 0.25 * 0.2 * 180.0) / 1000.0, rel=0.02)
-
-
-def test_hidden_communication_gains_the_step_nothing() -> None:
+    # What is hidden gains the step nothing.
     found = against(exposed_job(0.0), sweep(50.0))
     assert found.told["verdict"] == "nothing"
     assert arm_of(found).communication.mean == pytest.approx(0.5, rel=0.01)
     assert "no more can be saved" in found.told["sentence"]
-
-
-@pytest.mark.parametrize(("best_us", "noise"), [(101.0, 0.0), (99.5, 0.03)])
-def test_configs_that_are_no_faster_or_by_less_than_noise_gain_nothing(
-    best_us: float, noise: float
-) -> None:
-    found = against(exposed_job(100.0), sweep(best_us, noise=noise))
-    assert found.told["verdict"] == "nothing"
-    assert found.told["kinds"][0]["better_config"] == "NCCL's own"
+    # Of a call no more is saved than what is exposed: 20 us faster and 10 exposed are between 0
+    # (the hidden part takes it up) and 20 (the group's): of its 40 us of savings 20 are exposed,
+    # and up to a quarter of the hidden time that is saved comes back to compute.
+    step = arm_of(against(exposed_job(10.0), sweep(80.0))).step
+    assert step.mean == pytest.approx(2 * 10.0 / 1000.0)
+    assert step.low == pytest.approx(0.0, abs=1e-4)
+    assert step.high == pytest.approx((20.0 + 0.25 * 0.2 * 180.0) / 1000.0, rel=0.02)
+    # A config that is no faster, or by less than noise, gains nothing.
+    for best_us, noise in ((101.0, 0.0), (99.5, 0.03)):
+        told = against(exposed_job(100.0), sweep(best_us, noise=noise)).told
+        assert told["verdict"] == "nothing"
+        assert told["kinds"][0]["better_config"] == "NCCL's own"
 
 
 def test_luck_in_choosing_is_not_taken_for_a_gain() -> None:
@@ -95,32 +83,26 @@ def test_calls_that_ask_no_tuner_gain_nothing(columns: dict[str, object], why: s
     assert found.told["asks_tuner_share"] == 0.0
 
 
-def test_sizes_that_were_not_measured_are_said_with_the_sweep_that_covers_them() -> None:
+def test_what_is_not_covered_is_said_with_the_sweep_that_covers_it() -> None:
     found = against(exposed_job(100.0, size_bytes=64 * MIB), sweep())
     assert found.told["verdict"] == "cannot-tell"
-    assert "20 % of the step" in found.told["sentence"]
-    assert "no size within an octave" in found.told["sentence"]
+    for said in ("20 % of the step", "no size within an octave"):
+        assert said in found.told["sentence"]
     again = parse_sweep(found.told["sweep"], where="test").file
-    assert again.sizes.ladder() == (64 * MIB,)
-    assert again.collectives == ("AllReduce",)
+    assert (again.sizes.ladder(), again.collectives) == ((64 * MIB,), ("AllReduce",))
     assert [(g.num_nodes, g.ranks_per_node) for g in again.groups] == [(1, 8)]
     assert arm_of(found).communication.mean == 0.0
-
-
-def test_another_minor_version_of_nccl_covers_nothing() -> None:
     told = against(exposed_job(100.0, nccl_version="2.29.7"), sweep()).told
     assert told["verdict"] == "cannot-tell"
     assert "another minor version" in told["sentence"]
-
-
-def test_a_gain_beside_what_is_not_covered_is_told_with_its_share() -> None:
+    # A gain beside it is told with its share.
     known = traced(0, 100.0, num_nodes=1, exposed_us=100.0)
     other = traced(1, 50.0, num_nodes=1, exposed_us=50.0, collective="AllGather")
     steps = steps_frame(4, 1000.0, communication_us=150.0, exposed_us=150.0, compute_us=850.0)
-    found = against(job(stepped([known, other]), steps), sweep())
-    assert found.told["verdict"] == "gain"
-    assert "nothing is known of 5.0 %" in found.told["sentence"]
-    assert found.told["not_covered_share"] == pytest.approx(0.05)
+    told = against(job(stepped([known, other]), steps), sweep()).told
+    assert told["verdict"] == "gain"
+    assert "nothing is known of 5.0 %" in told["sentence"]
+    assert told["not_covered_share"] == pytest.approx(0.05)
 
 
 def test_groups_lie_as_the_trace_names_their_ranks_else_with_all_ranks_of_a_node() -> None:
@@ -150,25 +132,22 @@ def test_a_trace_without_steps_is_about_communication_alone() -> None:
         assert any("communication time only" in note for note in found.told["notes"])
 
 
-def test_a_trace_without_times_is_weighed_by_the_benchmark() -> None:
+def test_calls_without_a_time_are_weighed_by_the_benchmark_and_the_rest() -> None:
     """Three calls at 100 us and a fifth to save, one at 100 us that no config makes faster."""
     measured = pl.concat([sweep(80.0), sweep(100.0, collective="AllGather")])
-    rows = [traced(i, None, num_nodes=1, source="kineto") for i in range(3)]
-    rows.append(traced(3, None, num_nodes=1, source="kineto", collective="AllGather"))
+    rows = [traced(i, None, num_nodes=1) for i in range(3)]
+    rows.append(traced(3, None, num_nodes=1, collective="AllGather"))
     found = against(job(rows), measured)
     assert arm_of(found).communication.mean == pytest.approx(0.15, rel=0.01)
     assert any("4 calls have no time" in note for note in found.told["notes"])
-
-
-def test_a_call_of_unknown_time_is_exposed_as_all_communication_is() -> None:
-    """A second call without a time, of the first's kind: half of its 100 us, as of the steps."""
+    # A second call, of the first's kind: half of its 100 us are exposed, as of the steps.
     rows = [traced(0, 100.0, num_nodes=1, exposed_us=50.0), traced(1, None, num_nodes=1)]
     steps = steps_frame(4, 1000.0, communication_us=200.0, exposed_us=100.0, compute_us=900.0)
     step = arm_of(against(job(stepped(rows), steps), sweep(80.0))).step
     assert step.mean == pytest.approx(2 * 20.0 / 1000.0, rel=0.01)
 
 
-def test_waiting_for_other_ranks_widens_the_interval_downwards() -> None:
+def test_waiting_widens_the_interval_and_what_few_ranks_make_counts_by_their_share() -> None:
     """One rank's 200 us may hold waiting; the benchmark's 100 us are left of it at least."""
     row = traced(0, None, num_nodes=1, time_at_most_us=200.0, exposed_us=200.0)
     steps = steps_frame(4, 1000.0, communication_us=200.0, exposed_us=200.0, compute_us=800.0)
@@ -178,14 +157,11 @@ def test_waiting_for_other_ranks_widens_the_interval_downwards() -> None:
     # Of the benchmark's 100 us 20 are saved; and a job so far from it gains more or less.
     assert 0.01 < told.low < 0.02
     assert any("waiting" in note for note in found.told["notes"])
-
-
-def test_a_call_that_few_ranks_make_counts_by_their_share() -> None:
-    """Two of eight ranks that were traced make it: a quarter of it is the mean rank's."""
+    # Two of eight ranks that were traced make it: a quarter of it is the mean rank's.
     rows = stepped([traced(0, 100.0, num_nodes=1, exposed_us=100.0, ranks_seen=2)])
     plain = {"exposed_us": 25.0, "communication_us": 25.0}
-    steps = [steps_frame(4, 1000.0, source_file=f"rank{rank}", **plain) for rank in range(8)]
-    step = arm_of(against(job(rows, pl.concat(steps)), sweep(80.0))).step
+    each = [steps_frame(4, 1000.0, source_file=f"rank{rank}", **plain) for rank in range(8)]
+    step = arm_of(against(job(rows, pl.concat(each)), sweep(80.0))).step
     assert step.mean == pytest.approx(0.25 * 20.0 / 1000.0, rel=0.01)
 
 
@@ -276,9 +252,7 @@ def test_rows_beside_products_tell_what_compute_gets_back() -> None:
 
 
 @pytest.mark.parametrize(("exposed_us", "says"), [(0.0, True), (50.0, False)])
-def test_a_group_that_compute_hides_may_have_fewer_channels_by_max_ctas(
-    exposed_us: float, says: bool
-) -> None:
+def test_a_hidden_group_may_have_fewer_by_max_ctas(exposed_us: float, says: bool) -> None:
     """Its gathers, whose channels no table lowers, are among its calls."""
     measured = pl.concat([few_channels(), beside({16: 0.12, 4: 0.03})])
     asks = pl.when("is_default").then(None).otherwise(4).cast(pl.Int64)
@@ -351,7 +325,7 @@ def test_a_hidden_call_that_stays_as_it_is_moves_no_interval(priced: bool) -> No
         (2.0, 1.9, -0.06, 0.0),  # compute surely goes on for 160 us, and it takes 190
     ],
 )
-def test_a_hidden_call_that_compute_does_not_hide_any_longer_is_exposed(
+def test_a_slow_call_is_exposed(
     ratio: float | None, slower: float, low: float, mean: float
 ) -> None:
     """Two calls of 100 us a step of 1,000, which a config makes so much slower."""

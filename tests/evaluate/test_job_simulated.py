@@ -15,22 +15,16 @@ from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WORKLOADS
 from dynamiccl.simulator.world import World
-from tests.data_sets import make_data
+from tests.data_sets import make_data, sweep_text
 from tests.once import once
 
-SWEEP = """
-name = "s"
-system = "h100-ib-simulated"
-collectives = ["AllReduce"]
-algorithms = ["Ring", "Tree", "NVLSTree"]
-groups = [{ num_nodes = 4, ranks_per_node = 8 }]
-sizes = { min = "64K", max = "64M" }
-nccl_version = "2.27.5"
-cycles = 5
-[simulator]
-seed = 5
-noise_sigma = 0.02
-"""
+SWEEP = sweep_text(
+    system='"h100-ib-simulated"',
+    collectives='["AllReduce"]',
+    sizes='{ min = "64K", max = "64M" }',
+    cycles=5,
+    seed="5\nnoise_sigma = 0.02",
+)
 
 
 @pytest.fixture(name="known", scope="session")
@@ -48,9 +42,7 @@ def known_fixture(tmp_path_factory: pytest.TempPathFactory) -> Measured:
         ("ddp", "quiet", "nothing"),
     ],
 )
-def test_the_truth_lies_in_the_interval(
-    name: str, scenario: str, verdict: Verdict, known: Measured
-) -> None:
+def test_truth_is_in_interval(name: str, scenario: str, verdict: Verdict, known: Measured) -> None:
     system = find_system("h100-ib")
     workload = WORKLOADS[name](Group(4, 8))
     around = find_scenario(scenario).model_copy(update={"first_use_us": 0.0})

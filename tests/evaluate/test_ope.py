@@ -15,24 +15,10 @@ from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
 from dynamiccl.evaluate import ope
 from dynamiccl.evaluate.baselines import Actions, LearnedPolicy
-from tests.data_sets import SYSTEM, make_data
+from tests.data_sets import SYSTEM, make_data, sweep_text
 from tests.evaluate.grids import grid
 
 TASKS, ACTIONS, ROWS, SAMPLES = 24, 8, 3000, 40
-SWEEP = """
-name = "drawn"
-system = "sim-4x8"
-collectives = ["AllReduce"]
-algorithms = ["Ring", "Tree", "NVLSTree"]
-groups = [{{ num_nodes = 4, ranks_per_node = 8 }}]
-sizes = {{ min = "64K", max = "1G" }}
-nccl_version = "2.27.5"
-cycles = {cycles}
-strategy = {strategy}
-[simulator]
-seed = 3
-noise_sigma = {sigma}
-"""
 WHOLE = [*Split]
 
 
@@ -59,10 +45,7 @@ WORLD = make_world()
 ORACLE = np.eye(ACTIONS)[np.nanargmin(WORLD.times_us, axis=1)]
 DEFAULT = np.eye(ACTIONS)[np.zeros(TASKS, dtype=np.int64)]
 BEHAVIOUR = mixture(DEFAULT, WORLD.mask, 0.7)
-POLICIES = {
-    "oracle": ORACLE,
-    "half-random oracle": mixture(ORACLE, WORLD.mask, 0.5),
-}
+POLICIES = {"oracle": ORACLE, "half-random oracle": mixture(ORACLE, WORLD.mask, 0.5)}
 
 
 def drawn_log(seed: int = 0, behaviour: ope.Float64Array = BEHAVIOUR, rows: int = ROWS) -> ope.Log:
@@ -97,34 +80,9 @@ def test_intervals_hold_the_truth_nine_times_in_ten(policy: ope.Float64Array) ->
     assert abs(robust.mean() - truth) < 4 * robust.std() / np.sqrt(200)  # without bias
 
 
-NARROW = mixture(DEFAULT, WORLD.mask & (np.arange(ACTIONS) < 3), 0.5)
-RARE = mixture(DEFAULT, WORLD.mask, 0.02)
-
-
-@pytest.mark.parametrize(
-    ("behaviour", "rows", "adaptive", "note"),
-    [
-        pytest.param(NARROW, ROWS, False, ope.NO_OVERLAP, id="it never did what the policy wants"),
-        pytest.param(RARE, 500, False, ope.NO_OVERLAP, id="too few rows count"),
-        pytest.param(BEHAVIOUR, ROWS, True, ope.NO_INTERVAL, id="it followed what it saw"),
-    ],
-)
-def test_where_there_is_no_number_or_no_interval(
-    behaviour: ope.Float64Array, rows: int, adaptive: bool, note: str
-) -> None:
-    log = replace(drawn_log(0, behaviour, rows), adaptive=adaptive)
-    found = ope.estimates(log, ORACLE, behaviour, 0.9)
-    for estimator in ("SNIPS", "DR"):
-        each = found[estimator]
-        assert (each["low"], each["high"], each["note"]) == (None, None, note)
-        assert (each["mean"] is None) == (note == ope.NO_OVERLAP)
-    assert (found["DM"]["low"], found["DM"]["note"]) == (None, ope.NO_INTERVAL)
-    if behaviour is BEHAVIOUR:
-        assert found["DM"]["mean"] == pytest.approx(-true_value(ORACLE), abs=0.05)
-
-
 def measured(folder: Path, strategy: str, cycles: int = 40, sigma: float = 0.05) -> pl.DataFrame:
-    text = SWEEP.format(strategy=strategy, cycles=cycles, sigma=sigma)
+    more = {"cycles": f"{cycles}\nstrategy = {strategy}", "seed": f"3\nnoise_sigma = {sigma}"}
+    text = sweep_text(name='"drawn"', collectives='["AllReduce"]', **more)
     return read(make_data(folder, text))
 
 
@@ -163,9 +121,7 @@ def values_of(frame: pl.DataFrame, policy: Always) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("action", "abstains"), [(1, 0), (4, 5)])
-def test_estimates_hold_the_truth_of_the_whole_grid(
-    action: int, abstains: int, drawn: pl.DataFrame, exact: TaskGrid
-) -> None:
+def test_truth_is_held(action: int, abstains: int, drawn: pl.DataFrame, exact: TaskGrid) -> None:
     found = values_of(drawn, Always(action, abstains))[SYSTEM]
     ratio = (exact.times_us[:, action] / exact.default_us)[abstains:]
     assert (found["tasks"], found["acts"]) == (exact.tasks.height, exact.tasks.height - abstains)
@@ -177,9 +133,7 @@ def test_estimates_hold_the_truth_of_the_whole_grid(
         assert each["note"] == ""
 
 
-def test_what_data_tell_little_of_is_said(
-    drawn: pl.DataFrame, data_dir: Path, tmp_path: Path
-) -> None:
+def test_what_is_little_known_is_said(drawn: pl.DataFrame, data_dir: Path, tmp_path: Path) -> None:
     nowhere = values_of(drawn, Always(ABSTAIN_ACTION))[SYSTEM]
     assert nowhere == {"tasks": nowhere["tasks"], "acts": 0, "draws": 0}
     few = values_of(drawn.filter(pl.col("round") < 3), Always(1))[SYSTEM]

@@ -4,7 +4,6 @@ import html
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +36,15 @@ def page_fixture(made: dict[str, Any]) -> str:
     return Path(made["page"]).read_text(encoding="utf-8")
 
 
-def test_results_hold_every_policy_on_test_sizes_only(made: dict[str, Any]) -> None:
+def test_results_hold_every_policy_on_test_sizes_and_the_summary_their_gains(
+    made: dict[str, Any],
+) -> None:
     results = pl.read_parquet(made["results"])
     assert set(results["policy"]) == {"policy", *BASELINES}
     assert {split_of(size) for size in results["size_bytes"]} == {"test"}
     assert (results["regret"] >= 0).all()
     default = results.filter(policy="nccl-default")
     assert (default["chosen_us"] == default["default_us"]).all()
-
-
-def test_summary_tells_gains_probes_and_where_the_default_is_beyond_the_noise(
-    made: dict[str, Any],
-) -> None:
     assert json.loads((Path(made["page"]).parent / "summary.json").read_text()) == made
     found = made["systems"][SYSTEM]
     band, reduced = found["noise_bands"]["AllReduce"], found["by_collective"]["AllReduce"]
@@ -62,9 +58,7 @@ def test_summary_tells_gains_probes_and_where_the_default_is_beyond_the_noise(
     assert beyond["nccl-default"]["mean"] > max(band, whole["nccl-default"]["mean"])
 
 
-def test_page_is_self_contained_and_its_figures_are_files_too(
-    made: dict[str, Any], page: str
-) -> None:
+def test_page_is_self_contained_with_files_of_figures(made: dict[str, Any], page: str) -> None:
     assert not re.search(r"<script|<link|src=[\"']http|href=[\"']http|url\(http", page)
     assert ">simulated<" in page
     assert 'name="viewport"' in page
@@ -89,7 +83,7 @@ def test_data_without_a_test_size_says_which_to_measure(trained: Trained, tmp_pa
         make_report(tmp_path, [("policy", trained.policy)], tmp_path / "out")
 
 
-def test_page_begins_with_verdict_and_map_and_folds_the_rest(
+def test_page_begins_with_verdict_and_map(
     made: dict[str, Any], page: str, trained: Trained
 ) -> None:
     page, told, summary = html.unescape(page), made, made["systems"][SYSTEM]
@@ -109,9 +103,7 @@ def test_page_begins_with_verdict_and_map_and_folds_the_rest(
     assert f"hash {content_hash(trained.data)}" in origin
 
 
-def test_a_sweep_that_drew_its_configs_tells_what_a_free_choice_is_worth(
-    trained: Trained, page: str, tmp_path: Path
-) -> None:
+def test_a_drawn_sweep_tells_of_free_choices(trained: Trained, page: str, tmp_path: Path) -> None:
     title = "Estimated from what the sweep drew"
     assert title not in page
     strategy = 'strategy = { kind = "random", share = 0.5 }\n[simulator]'
@@ -136,31 +128,22 @@ def its_store(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", trained.tracking_uri)
 
 
-@pytest.fixture(name="report")
-def report_fixture(trained: Trained, shell: Shell, tmp_path: Path) -> Iterator[Path]:
-    done = shell(*_command(trained), "--policy", trained.run_id, "--out", "report", "--json")
+def test_a_page_names_its_run_and_is_kept_there(
+    trained: Trained, shell: Shell, tmp_path: Path
+) -> None:
+    asked = ("--data", trained.data, "--policy", trained.run_id, "--out", "report")
+    done = shell("dynamiccl-evaluate", "report", *asked, "--json")
     assert done.json["page"] == "report/report.html"
-    yield tmp_path / "report"
-    shutil.rmtree(trained.run_directory / "report")  # the run is every test's
-
-
-def _command(trained: Trained) -> tuple[object, ...]:
-    return ("dynamiccl-evaluate", "report", "--data", trained.data)
-
-
-def test_page_names_the_run_and_is_kept_there(trained: Trained, report: Path) -> None:
+    report, kept = tmp_path / "report", trained.run_directory / "report"
     page = (report / "report.html").read_text(encoding="utf-8")
     assert f"<code>{NAME}</code> is run {trained.run_id}" in page
-    kept = trained.run_directory / "report" / content_hash(trained.data)[:12]
-    assert (kept / "report.html").read_text(encoding="utf-8") == page
-    names = sorted(path.name for path in (report / "figures").iterdir())
-    assert sorted(path.name for path in (kept / "figures").iterdir()) == names
-    assert (kept / "summary.json").read_bytes() == (report / "summary.json").read_bytes()
-
-
-def test_policies_have_the_name_that_is_given_or_that_of_their_run_or_recipe(
-    trained: Trained,
-) -> None:
+    [same] = kept.iterdir()
+    assert same.name == content_hash(trained.data)[:12]
+    for path in report.rglob("*.*"):
+        copied = same / path.relative_to(report)
+        assert path.suffix == ".parquet" or copied.read_bytes() == path.read_bytes()
+    shutil.rmtree(kept)  # the run is every test's
+    # Policies have the name that is given, or that of their run or recipe.
     given = [f"mine={trained.run_id}", trained.run_id, str(trained.policy), str(trained.policy)]
     named = named_policies(given, trained.tracking_uri)
     recipe = "ddqn-dueling"

@@ -11,22 +11,7 @@ import pytest
 import torch
 
 from dynamiccl.datasets.manifest import Manifest
-from dynamiccl.evaluate.simulate import (
-    DELAYED,
-    NCCL,
-    ORACLE,
-    SEARCH,
-    Comparison,
-    Estimate,
-    Row,
-    Setting,
-    conclude,
-    play,
-    policy_contenders,
-    roll_out,
-    simple_contenders,
-    verdicts,
-)
+from dynamiccl.evaluate import simulate
 from dynamiccl.simulator.scenario import MarkovLink, Scenario
 from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
@@ -54,57 +39,59 @@ AROUND = Scenario(
 )
 
 
-def setting(calls: int = 600, scenario: Scenario = AROUND) -> Setting:
+def setting(calls: int = 600, scenario: Scenario = AROUND) -> simulate.Setting:
     workload = make_workload(["decode"], Group(4, 8))
-    return Setting(find_system("h100-ib"), workload, scenario, calls=calls, jobs=2)
+    return simulate.Setting(find_system("h100-ib"), workload, scenario, calls=calls, jobs=2)
 
 
 @pytest.fixture(scope="module")
-def compared() -> Comparison:
+def compared() -> simulate.Comparison:
     each = setting()
-    return conclude(each, play(each, simple_contenders(each), range(3)), frozenset())
+    return simulate.conclude(
+        each, simulate.play(each, simulate.simple_contenders(each), range(3)), frozenset()
+    )
 
 
-def test_the_oracle_comes_first_and_no_table_beats_the_best_one(compared: Comparison) -> None:
+def test_the_oracle_comes_first_and_no_table_beats_the_best_one(
+    compared: simulate.Comparison,
+) -> None:
     rows = {row["name"]: row for row in compared["rows"]}
     seconds = {name: row["seconds"].mean for name, row in rows.items()}
-    assert seconds[ORACLE] == min(seconds.values())
+    assert seconds[simulate.ORACLE] == min(seconds.values())
     best = "best table of all states"
-    tables = [seconds[n] for n in (NCCL, "best fixed config", "best quiet table")]
+    tables = [seconds[n] for n in (simulate.NCCL, "best fixed config", "best quiet table")]
     assert seconds[best] <= min(tables) * 1.005
     # Knowing the state is worth less when ranks have to agree first.
-    assert seconds[ORACLE] < seconds[DELAYED]
+    assert seconds[simulate.ORACLE] < seconds[simulate.DELAYED]
     # There is something to gain from knowing the state, or this world would test nothing.
-    assert seconds[ORACLE] < 0.99 * seconds[best]
-    assert rows[NCCL]["over_default"] == Estimate(0.0, 0.0, 0.0)
-    assert rows[NCCL]["changes_per_1000_calls"] == 0.0
-    assert rows[NCCL]["share_slower_than_default"] == 0.0
-    pairs = zip(rows[best]["seed_seconds"], rows[NCCL]["seed_seconds"], strict=True)
+    assert seconds[simulate.ORACLE] < 0.99 * seconds[best]
+    assert rows[simulate.NCCL]["over_default"] == simulate.Estimate(0.0, 0.0, 0.0)
+    assert rows[simulate.NCCL]["changes_per_1000_calls"] == 0.0
+    assert rows[simulate.NCCL]["share_slower_than_default"] == 0.0
+    pairs = zip(rows[best]["seed_seconds"], rows[simulate.NCCL]["seed_seconds"], strict=True)
     assert rows[best]["over_default"].mean == pytest.approx(np.mean([a / b - 1 for a, b in pairs]))
     # No time is below 0, however few seeds there are.
     assert told_row("spread", -0.9, 3.0)["seconds"].low == 0.0
 
 
-def test_equal_seeds_give_equal_totals_and_only_what_decides_later_waits(
-    compared: Comparison,
-) -> None:
+def test_equal_seeds_are_equal_and_only_late_deciders_wait(compared: simulate.Comparison) -> None:
     each = setting()
-    rows = simple_contenders(each)
-    again = conclude(each, play(each, [rows[-1], rows[0]], [0]), frozenset())
-    oracle = {row["name"]: row for row in compared["rows"]}[ORACLE]
+    rows = simulate.simple_contenders(each)
+    again = simulate.conclude(each, simulate.play(each, [rows[-1], rows[0]], [0]), frozenset())
+    oracle = {row["name"]: row for row in compared["rows"]}[simulate.ORACLE]
     assert again["rows"][0]["seed_seconds"][0] == oracle["seed_seconds"][0]
     waits = {row.name: row.prepare(each)[0].delay for row in rows}
-    assert waits[NCCL] == waits[ORACLE] == 0
-    assert waits[SEARCH] == waits[DELAYED] > 10
+    assert waits[simulate.NCCL] == waits[simulate.ORACLE] == 0
+    assert waits[simulate.SEARCH] == waits[simulate.DELAYED] > 10
 
 
-def told_row(name: str, *over: float) -> Row:
+def told_row(name: str, *over: float) -> simulate.Row:
     """What verdicts are about of a row, with a seed for each of its times `over` NCCL's."""
     seconds = tuple(10.0 * (1.0 + each) for each in over)
     return {
         "name": name,
-        "seconds": Estimate.of(seconds, least=0.0),
-        "over_default": Estimate.of(over),
+        "seconds": simulate.Estimate.of(seconds, least=0.0),
+        "over_default": simulate.Estimate.of(over),
     }
 
 
@@ -119,23 +106,29 @@ OPEN = f"cannot be told from {OWN} (between 127 % less and 127 % more time)"
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([("mine", -0.10, -0.11), (SEARCH, 0.2, 0.21), (ORACLE, -0.2, -0.2)], [f"mine {GAINS}."]),
         (
-            [("mine", 0.0, 0.0), (ORACLE, 0.001, 0.001)],
+            [("mine", -0.10, -0.11), (simulate.SEARCH, 0.2, 0.21), (simulate.ORACLE, -0.2, -0.2)],
+            [f"mine {GAINS}."],
+        ),
+        (
+            [("mine", 0.0, 0.0), (simulate.ORACLE, 0.001, 0.001)],
             [
                 f"There is nothing to gain over {OWN} here: {KNOWN} {MORE}.",
                 f"mine takes exactly as long as {OWN}.",
             ],
         ),
         (
-            [(ORACLE, -0.1, 0.1)],
+            [(simulate.ORACLE, -0.1, 0.1)],
             [f"No gain over {OWN} is shown: {KNOWN} {OPEN}; more --seeds narrow this."],
         ),
     ],
 )
 def test_the_first_sentence_says_who_gains_how_much(rows: Any, said: list[str]) -> None:
-    made = [told_row(NCCL, *[0.0] * (len(rows[0]) - 1)), *(told_row(*each) for each in rows)]
-    assert verdicts(made, frozenset({"mine"})) == said
+    made = [
+        told_row(simulate.NCCL, *[0.0] * (len(rows[0]) - 1)),
+        *(told_row(*each) for each in rows),
+    ]
+    assert simulate.verdicts(made, frozenset({"mine"})) == said
 
 
 def test_the_command_writes_a_page_with_the_jobs_course(shell: Shell, tmp_path: Path) -> None:
@@ -145,7 +138,7 @@ def test_the_command_writes_a_page_with_the_jobs_course(shell: Shell, tmp_path: 
         *("--calls", 200, "--seeds", 2),
     )
     found = shell(*command, "--json").json
-    assert found["rows"][0]["name"] == NCCL
+    assert found["rows"][0]["name"] == simulate.NCCL
     assert json.loads((out / "simulate.json").read_text()) == found
     page = (out / "simulate.html").read_text()
     assert page.count("<svg") == 1
@@ -185,14 +178,14 @@ class Counted(torch.nn.Module):
 
 def test_a_policy_plays_in_its_own_catalogue_and_is_asked_when_its_last_word_is_in_force() -> None:
     each, module = setting(calls=500), Counted()
-    [contender] = policy_contenders(each, "mine", TorchPolicy(module, few_configs()), None)
+    [contender] = simulate.policy_contenders(each, "mine", TorchPolicy(module, few_configs()), None)
     assert [config.key for config in contender.world.configs] == [
         "ABSTAIN",
         "Tree/LL128",
         "Ring/LL128",
     ]
     env, player = contender.prepare(each)
-    course = roll_out(env, player, each.calls, seed=0).course
+    course = simulate.roll_out(env, player, each.calls, seed=0).course
     assert course is not None
     delay = env.delay
     assert delay > 10
@@ -207,11 +200,11 @@ def test_with_a_trigger_levels_are_seen_and_a_search_begins_from_the_policy() ->
     each = setting(calls=600)
     trigger = TriggerModule(0.05).eval()
     policy = TorchPolicy(Counted(), few_configs())
-    rows = policy_contenders(each, "mine", policy, lambda: Detector(trigger))
+    rows = simulate.policy_contenders(each, "mine", policy, lambda: Detector(trigger))
     assert [row.name for row in rows] == ["mine + Trigger", "search from mine + Trigger"]
     for row in rows:
         env, player = row.prepare(each)
-        totals = roll_out(env, player, each.calls, seed=1)
+        totals = simulate.roll_out(env, player, each.calls, seed=1)
         course = totals.course
         assert course is not None
         # Sudden congestion by eight, and next to no noise: it is found, and not without cause.

@@ -7,13 +7,12 @@ from typing import Any, Final
 from dynamiccl.datasets import store
 from dynamiccl.libraries import TUNER_NAME
 from tests.calls import calls_table, traced
-from tests.data_sets import SWEEP
+from tests.data_sets import SWEEP, sweep_text
 from tests.golden.command import dynamiccl, library, shape
 from tests.golden.golden import Golden
 from tests.published import ROOT, SAMPLE
 from tests.stores import new_store
 
-_FRESH: Final = {'"tiny"': '"fresh"', "cycles = 3": "cycles = 8", "seed = 3": "seed = 11"}
 #: A machine that is not this one.
 _MACHINE: Final = "gpu=NVIDIA H100 80GB HBM3*8;mig=0;nic=infiniband*8;nccl=22907"
 _RUN: Final = ("trials", "rounds_done", "rows_written", "rows_by_status", "ended")
@@ -55,11 +54,8 @@ LINES: Final[tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...]] = (
 
 def _make(folder: Path) -> Any:
     new_store(folder)
-    fresh = SWEEP
-    for old, new in _FRESH.items():
-        fresh = fresh.replace(old, new)
     (folder / "tiny.toml").write_text(SWEEP)
-    (folder / "fresh.toml").write_text(fresh)
+    (folder / "fresh.toml").write_text(sweep_text(name='"fresh"', cycles=8, seed=11))
     rows = [traced(i, size_bytes=4 << 20) for i in range(100)]
     store.write_part(folder / "seen", calls_table(*rows), kind="calls", provenance={})
     csv, systems = SAMPLE / "b300_nvlink_allreduce.csv", SAMPLE / "systems.toml"

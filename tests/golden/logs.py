@@ -108,8 +108,5 @@ GOLDENS: Final = (
     Golden("logs-shared_csv", _alone(WHOLE / "sweeps", "*.csv", but=SAMPLE)),
     Golden("logs-shared_traces", _alone(WHOLE / "traces", *_TRACES)),
     Golden("logs-public_cases", _alone(_CASES, "*.[!m]*")),
-    Golden(
-        "logs-public_costs",
-        _together(_CASES, "costs_default.log", "costs_forced_tree.log"),
-    ),
+    Golden("logs-public_costs", _together(_CASES, "costs_default.log", "costs_forced_tree.log")),
 )

@@ -10,25 +10,20 @@ from typing import Any, Final
 
 from dynamiccl.nccl import VALID_PROTOCOLS, Collective, Config
 from dynamiccl.serve.table import DecisionTable
+from tests.data_sets import sweep_text
 from tests.golden.command import dynamiccl
 from tests.golden.golden import Golden
 from tests.stores import new_store
 
 #: Of one cycle: each makes a part, named by a hash of its content, time stamps included. Rows are
 #: read in the order of these names, and a fit goes by it.
-SWEEP: Final = """
-name = "tables"
-system = "sim-4x8"
-collectives = ["AllReduce", "AllGather"]
-algorithms = ["Ring", "Tree", "NVLSTree"]
-num_channels = [0, 4, 16]
-groups = [{ num_nodes = 2, ranks_per_node = 8 }, { num_nodes = 4, ranks_per_node = 8 }]
-sizes = { min = "64K", max = "1G", steps_per_octave = 2 }
-nccl_version = "2.27.5"
-cycles = 1
-[simulator]
-seed = 3
-"""
+SWEEP: Final = sweep_text(
+    name='"tables"',
+    algorithms='["Ring", "Tree", "NVLSTree"]\nnum_channels = [0, 4, 16]',
+    groups="[{ num_nodes = 2, ranks_per_node = 8 }, { num_nodes = 4, ranks_per_node = 8 }]",
+    sizes='{ min = "64K", max = "1G", steps_per_octave = 2 }',
+    cycles=1,
+)
 _NETWORK: Final = (
     *("steps=600", "steps_per_epoch=150", "hidden_sizes=32", "num_members=2"),
     *("unanimous=false", "abstain_margins=0.02"),

@@ -6,42 +6,33 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.doctor import (
-    ROLES,
-    Check,
-    CheckStatus,
-    Machine,
-    ProgramResult,
-    Role,
-    check_settings,
-    find_other_plugin,
-    judge,
-    nccl_settings,
-    report,
-)
+from dynamiccl import doctor
 from dynamiccl.libraries import TUNER_NAME
 from tests.recorded import HEALTHY, Recorded, by_name
 
-HERE = Machine()
-OK, WARN, FAIL, UNKNOWN = CheckStatus
-TUNER, PROFILER = ROLES
+HERE = doctor.Machine()
+OK, WARN, FAIL, UNKNOWN = doctor.CheckStatus
+TUNER, PROFILER = doctor.ROLES
 
 
 def test_the_first_rule_that_holds_decides() -> None:
     rules = ((False, FAIL, "a"), (True, WARN, "b"), (True, FAIL, "c"))
-    assert judge("x", "found", *rules) == Check("x", WARN, "found", "b")
-    assert judge("x", "found", rules[0]) == Check("x", OK, "found")
+    assert doctor.judge("x", "found", *rules) == doctor.Check("x", WARN, "found", "b")
+    assert doctor.judge("x", "found", rules[0]) == doctor.Check("x", OK, "found")
 
 
 @pytest.mark.parametrize(("worst", "code"), [(OK, 0), (WARN, 0), (UNKNOWN, 0), (FAIL, 4)])
-def test_only_a_failed_check_fails_the_command_and_advice_stands_under_its_finding(
-    worst: CheckStatus, code: int, capsys: pytest.CaptureFixture[str]
+def test_a_failure_is_4(
+    worst: doctor.CheckStatus, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checks = [Check("clocks", WARN, "not locked", "lock them"), Check("b", worst, "y", "z")]
-    assert report(checks, as_json=True) == code
+    checks = [
+        doctor.Check("clocks", WARN, "not locked", "lock them"),
+        doctor.Check("b", worst, "y", "z"),
+    ]
+    assert doctor.report(checks, as_json=True) == code
     [_, second] = json.loads(capsys.readouterr().out)
     assert second == {"name": "b", "status": str(worst), "found": "y", "advice": "z"}
-    assert report(checks, as_json=False) == code
+    assert doctor.report(checks, as_json=False) == code
     first, advice, *_, counts = capsys.readouterr().out.splitlines()
     assert (first, advice) == ("WARN  clocks: not locked", "      -> lock them")
     assert counts.endswith(f"{int(worst is FAIL)} failed, {int(worst is UNKNOWN)} unknown")
@@ -50,17 +41,14 @@ def test_only_a_failed_check_fails_the_command_and_advice_stands_under_its_findi
 # --- The real machine, asked for things that every machine has ---
 
 
-def test_a_program_gets_no_input_speaks_english_and_both_outputs_come_back() -> None:
+def test_a_program_gets_no_input_speaks_english_and_may_be_gone_or_hang() -> None:
     code = "import os, sys; print(sys.stdin.read() == '', os.environ['LC_ALL'], flush=True); "
     code += "print('err', file=sys.stderr); sys.exit(3)"
-    assert HERE.run(sys.executable, "-c", code) == ProgramResult(3, "True C\nerr\n")
-
-
-def test_a_program_that_is_not_there_or_hangs_is_an_answer() -> None:
+    assert HERE.run(sys.executable, "-c", code) == doctor.ProgramResult(3, "True C\nerr\n")
     gone = HERE.run("no-such-program")
-    assert gone == ProgramResult(None, "no-such-program: No such file or directory")
+    assert gone == doctor.ProgramResult(None, "no-such-program: No such file or directory")
     hung = HERE.run(sys.executable, "-c", "import time; time.sleep(60)", limit_s=0.1)
-    assert (hung, hung.worked) == (ProgramResult(None, "no end after 0.1 s"), False)
+    assert (hung, hung.worked) == (doctor.ProgramResult(None, "no end after 0.1 s"), False)
 
 
 def test_files_and_programs_are_found(tmp_path: Path) -> None:
@@ -89,15 +77,15 @@ def test_settings_have_nccls_precedence() -> None:
         .holding("/etc/nccl.conf", "NCCL_DEBUG=INFO\nNCCL_NET=IB\n")
         .holding("/opt/nccl.conf", "NCCL_ALGO=Ring\n")
     )
-    [check] = check_settings(machine)
+    [check] = doctor.check_settings(machine)
     assert check.status is OK
     assert check.found == (
         "NCCL_IB_HCA=mlx5 (environment); NCCL_DEBUG=WARN (~/.nccl.conf); NCCL_NET=IB "
         "(/etc/nccl.conf)"
     )
     other = machine.with_env(NCCL_CONF_FILE="/opt/nccl.conf")
-    assert nccl_settings(other)["NCCL_ALGO"] == ("Ring", "/opt/nccl.conf")
-    assert nccl_settings(other)["NCCL_DEBUG"] == ("INFO", "/etc/nccl.conf")
+    assert doctor.nccl_settings(other)["NCCL_ALGO"] == ("Ring", "/opt/nccl.conf")
+    assert doctor.nccl_settings(other)["NCCL_DEBUG"] == ("INFO", "/etc/nccl.conf")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +101,7 @@ def test_settings_have_nccls_precedence() -> None:
     ],
 )
 def test_settings_that_overrule_a_tuner_are_told(name: str, value: str, said: str) -> None:
-    checks = by_name(check_settings(HEALTHY.with_env(**{name: value})))
+    checks = by_name(doctor.check_settings(HEALTHY.with_env(**{name: value})))
     assert checks["NCCL settings"].found == f"{name}={value} (environment)"
     assert (name in checks) == bool(said)
     assert not said or said in checks[name].advice
@@ -121,19 +109,19 @@ def test_settings_that_overrule_a_tuner_are_told(name: str, value: str, said: st
 
 def place(machine: Recorded) -> tuple[str, str]:
     """The other tuner, and where it was found."""
-    found = find_other_plugin(machine, TUNER, behind_ours=True)
+    found = doctor.find_other_plugin(machine, TUNER, behind_ours=True)
     return ("nothing", "") if found is None else (found.library, found.place)
 
 
-@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
-def test_a_stray_library_is_picked_up_unasked(role: Role) -> None:
+@pytest.mark.parametrize("role", doctor.ROLES, ids=lambda role: role.name)
+def test_a_stray_library_is_picked_up_unasked(role: doctor.Role) -> None:
     path = f"/opt/vendor/{role.library}"
     on_path = HEALTHY.holding(path, "ELF").with_env(LD_LIBRARY_PATH="/empty::/opt/vendor")
     cached = HEALTHY.answering(
         "/sbin/ldconfig", "-p", output=f"\t{role.library} (libc6,x86-64) => {path}\n"
     )
     for machine in (on_path, cached):
-        found = find_other_plugin(machine, role)
+        found = doctor.find_other_plugin(machine, role)
         assert found is not None
         assert (found.library, found.place) == (role.library, f"{path}, which NCCL loads unasked")
 
@@ -154,11 +142,11 @@ def test_a_network_plugin_may_bring_a_tuner(value: str, library: str) -> None:
         .answering("grep", "-aqE", "ncclTunerPlugin_v[0-9]", library)
     )
     assert place(machine)[1] == f"inside the network plugin {library}"
-    assert find_other_plugin(machine, PROFILER) is None
+    assert doctor.find_other_plugin(machine, PROFILER) is None
     assert place(machine.with_env(NCCL_NET_PLUGIN="none")) == ("nothing", "")
     # It is found also behind a library of ours.
     ours = machine.with_env(NCCL_TUNER_PLUGIN=f"/x/{TUNER_NAME}")
     assert place(ours)[1] == f"inside the network plugin {library}"
-    seen = find_other_plugin(ours, TUNER)
+    seen = doctor.find_other_plugin(ours, TUNER)
     assert seen is not None
     assert seen.library == f"/x/{TUNER_NAME}"

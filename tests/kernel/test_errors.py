@@ -1,30 +1,26 @@
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from dynamiccl import cli
-from dynamiccl.errors import (
-    CorruptFile,
-    DataError,
-    DynamicclError,
-    Interrupted,
-    MachineError,
-    MissingPath,
-    UnknownName,
-    UserError,
-)
+from dynamiccl import cli, errors
 
-FAMILIES = {UserError: 2, DataError: 3, MachineError: 4, Interrupted: 130}
+FAMILIES = {
+    errors.UserError: 2,
+    errors.DataError: 3,
+    errors.MachineError: 4,
+    errors.Interrupted: 130,
+}
 
 
-def below(kind: type[DynamicclError]) -> list[type[DynamicclError]]:
+def below(kind: type[errors.DynamicclError]) -> list[type[errors.DynamicclError]]:
     return [one for sub in kind.__subclasses__() for one in (sub, *below(sub))]
 
 
 def test_every_error_has_the_exit_code_of_its_family() -> None:
-    assert len(below(DynamicclError)) >= 12
-    for kind in below(DynamicclError):
+    assert len(below(errors.DynamicclError)) >= 12
+    for kind in below(errors.DynamicclError):
         codes = [code for family, code in FAMILIES.items() if family in kind.__mro__]
         assert codes == [kind.exit_code], kind
 
@@ -32,37 +28,26 @@ def test_every_error_has_the_exit_code_of_its_family() -> None:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (UserError("what was wrong"), "what was wrong"),
-        (UnknownName("recipe", "zzz", ["iql"]), "unknown recipe 'zzz'; choose from iql"),
-        (UnknownName("system", "a", []), "unknown system 'a'; choose from none exist"),
-        (
-            MissingPath("sweep file", Path("x.toml"), "write one"),
-            "no sweep file at x.toml; write one",
-        ),
-        (CorruptFile("damaged"), "damaged"),
-        (MachineError("no GPU"), "no GPU"),
+        (errors.UnknownName("recipe", "zzz", ["iql"]), "unknown recipe 'zzz'; choose from iql"),
+        (errors.UnknownName("system", "a", []), "unknown system 'a'; choose from none exist"),
+        (errors.MissingPath("sweep", Path("x.toml"), "write one"), "no sweep at x.toml; write one"),
+        (errors.CorruptFile("damaged"), "damaged"),
     ],
 )
-def test_an_error_ends_a_command_in_one_line(
-    error: DynamicclError, said: str, capsys: pytest.CaptureFixture[str]
+def test_an_error_of_the_user_ends_a_command_in_one_line_and_ours_is_not_hidden(
+    error: errors.DynamicclError, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def app() -> None:
-        raise error
+    def fail(with_: Exception) -> None:
+        raise with_
 
     with pytest.raises(SystemExit) as caught:
-        cli.run(app)
+        cli.run(partial(fail, error))
     assert caught.value.code == error.exit_code
     assert capsys.readouterr() == ("", f"error: {said}\n")
     cli.run(lambda: None)  # one that works says nothing
     assert capsys.readouterr() == ("", "")
-
-
-def test_a_mistake_of_ours_is_not_hidden() -> None:
-    def app() -> None:
-        raise ZeroDivisionError
-
     with pytest.raises(ZeroDivisionError):
-        cli.run(app)
+        cli.run(partial(fail, ZeroDivisionError()))
 
 
 def test_json_refuses_what_machines_cannot_read(capsys: pytest.CaptureFixture[str]) -> None:

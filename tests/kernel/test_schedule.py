@@ -6,25 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamiccl import schedule
 from dynamiccl.errors import CorruptFile, InvalidSweep
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
-from dynamiccl.schedule import (
-    MAX_BLOCKS,
-    MAX_CONFIGS,
-    MAX_SCHEDULE_BYTES,
-    MAX_SIZES,
-    REPORT_HEADER_BYTES,
-    REPORT_MAGIC,
-    BlockState,
-    PlayReport,
-    Schedule,
-    fnv1a,
-    totals_of,
-)
 
 RING = Config(Algorithm.Ring, Protocol.LL128, 8)
 TREE = Config(Algorithm.Tree, Protocol.Simple, 4, 1 << 16)
-GOOD = Schedule(
+GOOD = schedule.Schedule(
     collective=Collective.AllReduce,
     num_ranks=16,
     num_nodes=2,
@@ -43,21 +31,16 @@ def test_layout_is_what_is_written_down() -> None:
     catalogue = [struct.unpack_from("<4bi", data, 96 + 8 * i) for i in range(3)]
     assert catalogue == [(1, 1, 8, 1, 0), (-1, -1, 0, 0, 0), (0, 2, 4, 1, 1 << 16)]
     assert struct.unpack_from("<6H", data, 120) == (0, 1, 2, 0, 1, 2)
-    assert struct.unpack_from("<Q", data, 132) == (fnv1a(data[:132]),)
+    assert struct.unpack_from("<Q", data, 132) == (schedule.fnv1a(data[:132]),)
     assert len(data) == 140
-    assert f"{fnv1a(data[:132]):016x}" == GOOD.content_hash
-
-
-def test_counts_follow_the_benchmark() -> None:
+    assert f"{schedule.fnv1a(data[:132]):016x}" == GOOD.content_hash
     assert GOOD.num_blocks == 6
-    assert totals_of(GOOD.to_bytes()) == (GOOD.content_hash, 10 + 6 * 2 * 22)
-
-
-def test_limits_are_within_what_the_plugin_reads() -> None:
-    cycles = ((ABSTAIN,) * MAX_SIZES,) * (MAX_BLOCKS // MAX_SIZES)
-    schedule = dataclasses.replace(GOOD, sizes=(1,) * MAX_SIZES, cycles=cycles)
-    assert schedule.num_blocks == MAX_BLOCKS
-    assert len(schedule.to_bytes()) <= MAX_SCHEDULE_BYTES
+    assert schedule.totals_of(data) == (GOOD.content_hash, 10 + 6 * 2 * 22)
+    # Limits are within what the plugin reads.
+    cycles = ((ABSTAIN,) * schedule.MAX_SIZES,) * (schedule.MAX_BLOCKS // schedule.MAX_SIZES)
+    longest = dataclasses.replace(GOOD, sizes=(1,) * schedule.MAX_SIZES, cycles=cycles)
+    assert longest.num_blocks == schedule.MAX_BLOCKS
+    assert len(longest.to_bytes()) <= schedule.MAX_SCHEDULE_BYTES
 
 
 @pytest.mark.parametrize(
@@ -70,9 +53,16 @@ def test_limits_are_within_what_the_plugin_reads() -> None:
         ({"cycles": ((Config(chunk_bytes=1 << 31), RING),)}, "a chunk of 2147483648 bytes"),
         ({"cycles": ()}, "a schedule of 0 blocks cannot"),
         ({"cycles": ((RING, RING), (RING,))}, "give each cycle of a schedule one config"),
-        ({"cycles": ((RING, RING),) * (MAX_BLOCKS // 2 + 1)}, "launches of 1 to 1048576 blocks"),
         (
-            {"cycles": tuple((Config(chunk_bytes=i), RING) for i in range(1, MAX_CONFIGS + 1))},
+            {"cycles": ((RING, RING),) * (schedule.MAX_BLOCKS // 2 + 1)},
+            "launches of 1 to 1048576 blocks",
+        ),
+        (
+            {
+                "cycles": tuple(
+                    (Config(chunk_bytes=i), RING) for i in range(1, schedule.MAX_CONFIGS + 1)
+                )
+            },
             "4097 distinct configs .* 1 to 4096",
         ),
     ],
@@ -87,37 +77,37 @@ def test_flipped_bit_is_found(byte: int, bit: int) -> None:
     data = bytearray(GOOD.to_bytes())
     data[byte % len(data)] ^= 1 << bit
     with pytest.raises(CorruptFile, match="its checksum does not match"):
-        totals_of(bytes(data))
+        schedule.totals_of(bytes(data))
 
 
 def test_every_truncation_is_found() -> None:
     data = GOOD.to_bytes()
     for size in range(len(data)):
         with pytest.raises(CorruptFile, match=r"x/schedule is damaged"):
-            totals_of(data[:size], where="x/schedule")
+            schedule.totals_of(data[:size], where="x/schedule")
 
 
 def report_bytes(*, states: bytes = b"\1\2", stopped: int = 0, blocks: int = 2) -> bytes:
-    header = struct.pack("<8sIi3Q24x", REPORT_MAGIC, 1, blocks, 0xAB, 77, stopped)
-    assert len(header) == REPORT_HEADER_BYTES
+    header = struct.pack("<8sIi3Q24x", schedule.REPORT_MAGIC, 1, blocks, 0xAB, 77, stopped)
+    assert len(header) == schedule.REPORT_HEADER_BYTES
     return header + struct.pack("<2I", 0, 65024) + states
 
 
 def test_report_of_an_orderly_end_and_of_a_mismatch() -> None:
-    report = PlayReport.from_bytes(report_bytes())
-    assert report.states == (BlockState.ABSTAINED, BlockState.PLAYED)
+    report = schedule.PlayReport.from_bytes(report_bytes())
+    assert report.states == (schedule.BlockState.ABSTAINED, schedule.BlockState.PLAYED)
     assert report.chunk_bytes == (0, 65024)
     assert report.schedule_hash == "00000000000000ab"
     assert report.calls == 77
     assert report.stopped_at_call is None
-    assert PlayReport.from_bytes(report_bytes(stopped=78)).stopped_at_call == 78
+    assert schedule.PlayReport.from_bytes(report_bytes(stopped=78)).stopped_at_call == 78
 
 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
         (b"", "0 bytes are too few"),
-        (bytes(REPORT_HEADER_BYTES + 10), "had only begun it"),
+        (bytes(schedule.REPORT_HEADER_BYTES + 10), "had only begun it"),
         (b"x" + report_bytes()[1:], "does not begin with DCPLAYS"),
         (report_bytes(states=b"\0"), "do not fit 2 blocks"),
         (report_bytes(blocks=0), "do not fit 0 blocks"),
@@ -126,4 +116,4 @@ def test_report_of_an_orderly_end_and_of_a_mismatch() -> None:
 )
 def test_what_is_not_a_report_is_refused(data: bytes, reason: str) -> None:
     with pytest.raises(CorruptFile, match=reason):
-        PlayReport.from_bytes(data)
+        schedule.PlayReport.from_bytes(data)

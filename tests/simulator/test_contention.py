@@ -1,14 +1,12 @@
 """Compute and collectives on one GPU: the trap that tuning in isolation walks into."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
-from dynamiccl.simulator.h100 import H100System
+from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.simulator.system import Call, Contention, Group, Parts
-from dynamiccl.simulator.systems import SYSTEMS, ParametricSystem, find_system
+from dynamiccl.simulator.systems import ParametricSystem, find_system
 
 MIB = 1 << 20
 ALONE = Contention(num_sms=100, memory_gbytes_per_s=2000, memory_share=0.0, call_slowdown=0.0)
@@ -31,39 +29,23 @@ def iteration_us(contention: Contention, parts: Parts, size_bytes: int, compute_
     return together_us + left * parts.quiet_us
 
 
-@pytest.mark.parametrize(
-    ("rules", "num_channels", "compute_us", "expected_us"),
-    [
-        # 1,000 us beside the call at 0.8 of the speed, the other 200 us of work alone.
-        ({}, 20, 1000.0, 1200.0),
-        # 500 us take 1,000; by then half of a call of 2,000 us is done, the rest is undisturbed.
-        ({"call_slowdown": 1.0}, 50, 500.0, 1000.0 + 500.0),
-        # Blocks hold their multiprocessors, never longer than for a quarter of the compute.
-        ({"held_us": 300.0}, 20, 2000.0, 1300.0 + 2000.0 - 1300.0 * 0.8),
-        ({"held_us": 300.0}, 20, 400.0, 500.0 + 600.0),
-    ],
-)
-def test_an_iteration_by_hand(
-    rules: dict[str, Any], num_channels: int, compute_us: float, expected_us: float
-) -> None:
-    around = replace(ALONE, **rules)
-    found = iteration_us(around, parts(num_channels, 1000.0), 1, compute_us)
-    assert found == pytest.approx(expected_us)
-
-
-def test_a_call_that_fills_the_memory_slows_a_memory_bound_kernel() -> None:
+def test_channels_and_memory_slow_compute_and_compute_slows_a_call() -> None:
+    assert ALONE.compute_speed(parts(20, 1000.0), 1) == pytest.approx(0.8)
     bound = Contention(100, 1000, memory_share=1.0, call_slowdown=0.0)
     half = round(1000 * 1000.0 * 1000 / 4)
     assert bound.compute_speed(parts(0, 1000.0), half) == pytest.approx(0.5)
     assert ALONE.compute_speed(parts(0, 1000.0), half) == 1.0
+    slowed = replace(ALONE, call_slowdown=1.0).surroundings(1.0)
+    assert parts(50, 1000.0).time_us(slowed) == pytest.approx(2000.0)
+    # 500 us of compute take 1,000; by then half of the call is done, the rest is undisturbed.
+    around = replace(ALONE, call_slowdown=1.0)
+    assert iteration_us(around, parts(50, 1000.0), 1, 500.0) == pytest.approx(1500.0)
 
 
 @pytest.mark.parametrize(
     ("name", "size_bytes"), [("a100-nvswitch", 4 * MIB), ("b300-nvlink", 64 * MIB)]
 )
-def test_the_fastest_config_alone_is_not_the_fastest_for_the_iteration(
-    name: str, size_bytes: int
-) -> None:
+def test_fastest_alone_is_not_fastest_for_the_iteration(name: str, size_bytes: int) -> None:
     system = find_system(name)
     assert isinstance(system, ParametricSystem)
     call = Call(Group(1, 8), Collective.AllReduce, size_bytes)
@@ -92,14 +74,3 @@ def test_eight_a100_lose_about_what_was_measured_by_too_many_channels() -> None:
 
     # Measured, Ring and Simple beside 8.4 ms of compute: 8,448 us with 4 channels, 9,284 with 24.
     assert took_us(24) / took_us(4) == pytest.approx(9284 / 8448, abs=0.06)
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_every_shipped_system_says_how_compute_and_calls_disturb_each_other(name: str) -> None:
-    system = find_system(name)
-    assert isinstance(system, ParametricSystem | H100System)
-    assert system.contention.num_sms == system.num_sms
-    call = Call(system.groups()[-1], Collective.AllReduce, 16 * MIB)
-    runs = system.parts(call, ABSTAIN)
-    both = iteration_us(system.contention, runs, call.size_bytes, 5000.0)
-    assert both > max(5000.0, runs.quiet_us)

@@ -14,7 +14,6 @@ from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import cold_questions
 from dynamiccl.datasets.store import write_part
-from dynamiccl.errors import MissingPath
 from dynamiccl.nccl import Collective
 from dynamiccl.sizes import size_bin
 from dynamiccl.train.data import load_data
@@ -49,9 +48,7 @@ def with_calls(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return data
 
 
-def test_a_policy_learns_from_calls_what_sweeps_do_not_show(
-    with_calls: Path, tmp_path: Path
-) -> None:
+def test_it_learns_from_calls_what_sweeps_do_not_show(with_calls: Path, tmp_path: Path) -> None:
     """It learns with the costs that the brain asks with."""
     uri = new_store(tmp_path)
     recipe = make_recipe("ddqn-dueling", ["steps=400", "steps_per_epoch=200", "num_members=2"])
@@ -96,7 +93,7 @@ def trigger(tmp_path: Path) -> Path:
     return folder.parent
 
 
-def test_a_policy_that_learned_with_a_trigger_has_it_beside_it(
+def test_a_policy_has_its_trigger_beside_it(
     with_calls: Path, trigger: Path, tmp_path: Path
 ) -> None:
     uri = new_store(tmp_path)
@@ -141,8 +138,3 @@ def test_changes_and_congestion_cost_what_a_recipe_says(with_calls: Path, trigge
     np.testing.assert_allclose(congested, plain - 0.5 * level, rtol=1e-6)
     # A sweep has no order: nothing changes there.
     assert (quiet == sweeps).all()
-
-
-def test_what_is_no_trigger_is_refused_before_training(with_calls: Path, tmp_path: Path) -> None:
-    with pytest.raises(MissingPath, match="dynamiccl-train trigger"):
-        load_data(with_calls, 0, str(tmp_path))

@@ -36,22 +36,17 @@ from dynamiccl.train.environment import (
     Variation,
     delay_calls,
 )
+from tests.data_sets import sweep_text
 from tests.rows import split_of
 
 ID = "dynamiccl/Collectives-v0"
 PROFILES = ["default"]
-SWEEP = """
-name = "quiet"
-system = "h100-ib"
-collectives = ["AllReduce", "AllGather"]
-algorithms = ["Ring", "Tree", "NVLSTree"]
-groups = [{ num_nodes = 4, ranks_per_node = 8 }]
-sizes = { min = "64K", max = "64M", steps_per_octave = 4 }
-nccl_version = "2.27.5"
-cycles = 3
-[simulator]
-seed = 0
-"""
+SWEEP = sweep_text(
+    name='"quiet"',
+    system='"h100-ib"',
+    sizes='{ min = "64K", max = "64M", steps_per_octave = 4 }',
+    seed=0,
+)
 
 
 def small_world(frame: pl.DataFrame) -> World:
@@ -69,9 +64,7 @@ def allowed(mask: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return drawn
 
 
-def test_what_is_seen_done_and_earned_is_what_datasets_makes_of_the_recording(
-    tmp_path: Path,
-) -> None:
+def test_what_is_seen_and_earned_is_what_datasets_makes_of_a_recording(tmp_path: Path) -> None:
     """One code: an environment's steps are those of the same calls, recorded and read back."""
     simulate(SWEEP, tmp_path / "quiet")
     sweep = read(tmp_path / "quiet")
@@ -140,11 +133,16 @@ def drawn(env: DecisionEnv, random: np.random.Generator) -> np.ndarray:
     return allowed(np.broadcast_to(env.tables.mask, (env.num_envs, *env.tables.mask.shape)), random)
 
 
-def test_it_passes_gymnasiums_checker() -> None:
+def test_it_passes_gymnasiums_checker_and_episodes_end_after_their_rounds() -> None:
     with warnings.catch_warnings():
         # Features have no bounds, and of decisions -1 is one.
         warnings.filterwarnings("ignore", ".*(Box observation space|probably too).*")
         check_env(gymnasium.make(ID, workload="lora").unwrapped, skip_render_check=True)
+    env = gymnasium.make(ID, workload="lora", episode_rounds=3)
+    env.reset(seed=0)
+    none = np.zeros(env.action_space.shape or (), dtype=np.int64)
+    assert [env.step(none)[3] for _ in range(3)] == [False, False, True]
+    assert not env.reset()[0]["window"].any()
 
 
 def test_worlds_are_named_and_names_that_are_none_are_refused() -> None:
@@ -228,14 +226,6 @@ def test_a_masked_action_is_refused_by_the_jobs_and_left_to_nccl_by_one() -> Non
     assert info["in_force"][key] == 0
     of_calls = np.repeat(info["earned"], info["calls"])
     assert earned == pytest.approx(of_calls.mean())
-
-
-def test_episodes_end_after_their_rounds() -> None:
-    env = gymnasium.make(ID, workload="lora", episode_rounds=3)
-    env.reset(seed=0)
-    none = np.zeros(env.action_space.shape or (), dtype=np.int64)
-    assert [env.step(none)[3] for _ in range(3)] == [False, False, True]
-    assert not env.reset()[0]["window"].any()
 
 
 def test_the_pages_example_runs() -> None:

@@ -14,26 +14,15 @@ import pytest
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.store import content_hash
 from dynamiccl.errors import MissingPath, NotEnoughData, UserError
-from dynamiccl.serve.export import export_artifact
-from dynamiccl.train import DEFAULT_TRACKING_URI
+from dynamiccl.train import DEFAULT_TRACKING_URI, tracking
 from dynamiccl.train.fit import fit
-from dynamiccl.train.policy import load_script
 from dynamiccl.train.recipe import make_recipe
-from dynamiccl.train.tracking import (
-    EXPERIMENT_TAGS,
-    VIEW_KEY,
-    Run,
-    open_run,
-    policy_directory,
-    reopen_run,
-    ui_hint,
-)
 from tests.conftest import Trained
-from tests.data_sets import SWEEP, make_data
+from tests.data_sets import make_data, sweep_text
 from tests.stores import new_store, uri_of
 
 
-def test_run_is_tracked_with_what_made_it_and_beats_the_default(trained: Trained) -> None:
+def test_run_is_tracked_with_what_made_it_where_and_beats_the_default(trained: Trained) -> None:
     client = mlflow.MlflowClient(trained.tracking_uri)
     run = client.get_run(trained.run_id)
     assert run.info.status == "FINISHED"
@@ -56,41 +45,29 @@ def test_run_is_tracked_with_what_made_it_and_beats_the_default(trained: Trained
     assert json.loads(given.dataset.source)["uri"] == str(trained.data.resolve())
     told = f"validation tasks: {metrics['best_validation_regret']:.2%} (NCCL's default"
     assert told in run.data.tags["mlflow.note.content"]
-    told = ui_hint(trained.tracking_uri, trained.run_id)
+    told = tracking.ui_hint(trained.tracking_uri, trained.run_id)
     assert told.startswith(f"mlflow ui --backend-store-uri {trained.tracking_uri}\n")
     page = f"/#/experiments/{run.info.experiment_id}/runs?workflowType=machine_learning"
     assert f"http://127.0.0.1:5000{page}" in told
-
-
-def test_manifest_says_where_the_policy_was_trained(trained: Trained) -> None:
     manifest = Manifest.read(trained.policy)
     (support,) = manifest.supports
     assert (support.system, support.num_nodes, support.num_ranks) == ("sim-4x8", 4, 32)
     assert support.simulated
     assert set(support.measured) == {"AllReduce", "AllGather"}
     assert set(support.noise_bands) == {"AllReduce", "AllGather"}
+    # The saved view sorts by a metric and names metrics that runs log.
+    view = json.loads(tracking.EXPERIMENT_TAGS[f"mlflow.sharedViewState.{tracking.VIEW_KEY}"])
+    assert set(view) == {"name", "createdAt", "state"}
+    state = json.loads(view["state"])
+    data = mlflow.MlflowClient(trained.tracking_uri).get_run(trained.run_id).data
+    assert state["orderByKey"] in state["selectedColumns"]
+    for column in state["selectedColumns"]:
+        kind, name = column.replace("`", "").split(".", 1)
+        known = {"metrics": data.metrics, "params": data.params, "attributes": {"Dataset"}}
+        assert name in known[kind]
 
 
-def test_pensieves_encoder_and_a_plain_head_are_settings(data_dir: Path, tmp_path: Path) -> None:
-    settings = ["window_encoder=cnn", "dueling=false", "action_inputs=false", "gamma=0.5"]
-    few = ["num_members=1", "steps=300", "steps_per_epoch=100", "learning_rate=0.003"]
-    recipe = make_recipe("ddqn-dueling", [*settings, *few])
-    done = fit(data_dir, recipe, experiment="x", tracking_uri=new_store(tmp_path), seed=0)
-    assert done.validation_regret < done.validation_default_regret
-    folder = Path(done.run_directory) / "policy"
-    weights = set(load_script(folder / "policy.pt").state_dict())
-    assert "members.0.trunk.window.filters.weight" in weights
-    assert {name for name in weights if ".head." in name} == {
-        "members.0.head.layer.weight",
-        "members.0.head.layer.bias",
-    }
-    # It compares tables, policy and brain.
-    assert export_artifact(folder, tmp_path / "artifact").tables
-
-
-def test_a_fetched_policy_leaves_nothing_in_the_temporary_folder(
-    trained: Trained, tmp_path: Path
-) -> None:
+def test_a_fetched_policy_leaves_nothing_behind(trained: Trained, tmp_path: Path) -> None:
     fetch = "import sys; from dynamiccl.train.tracking import policy_directory as get"
     fetch += "; print(get(*sys.argv[1:]))"
     command = [sys.executable, "-P", "-c", fetch, trained.run_id, trained.tracking_uri]
@@ -102,21 +79,20 @@ def test_a_fetched_policy_leaves_nothing_in_the_temporary_folder(
 
 def test_what_is_no_run_and_no_store_says_so(trained: Trained, tmp_path: Path) -> None:
     with pytest.raises(MissingPath, match="mlflow ui"):
-        policy_directory("0123456789abcdef", trained.tracking_uri)
+        tracking.policy_directory("0123456789abcdef", trained.tracking_uri)
     with pytest.raises(MissingPath, match="run directory"):
-        policy_directory(str(tmp_path), trained.tracking_uri)
+        tracking.policy_directory(str(tmp_path), trained.tracking_uri)
     with pytest.raises(UserError, match=r"cannot track .*let MLFLOW_TRACKING_URI be sqlite:///"):
-        open_run(str(tmp_path / "files"), "x", "run")
+        tracking.open_run(str(tmp_path / "files"), "x", "run")
     for named in ("cql-seed0", trained.run_id):
         with pytest.raises(UserError, match="cannot track"):
-            policy_directory(named, str(tmp_path / "files"))
+            tracking.policy_directory(named, str(tmp_path / "files"))
     with pytest.raises(UserError, match="give models:/dynamiccl@candidate or models:/"):
-        policy_directory("models:/m-123", trained.tracking_uri)
+        tracking.policy_directory("models:/m-123", trained.tracking_uri)
 
 
 def test_data_without_validation_sizes_says_which_to_measure(tmp_path: Path) -> None:
-    text = SWEEP.replace('min = "64K", max = "1G"', 'min = "64K", max = "64K"')
-    data = make_data(tmp_path / "store", text)
+    data = make_data(tmp_path / "store", sweep_text(sizes='{ min = "64K", max = "64K" }'))
     recipe = make_recipe("ddqn-dueling", ["steps=1"])
     with pytest.raises(NotEnoughData, match="no validation task"):
         fit(data, recipe, experiment="x", tracking_uri=f"sqlite:///{tmp_path}/m.db", seed=0)
@@ -130,46 +106,32 @@ def test_experiments_have_our_tags_beside_those_that_they_have(tmp_path: Path) -
     client, held = mlflow.MlflowClient(uri), {"mlflow.experimentKind": "regression"}
     client.create_experiment("made by hand", artifact_location=tmp_path.as_uri(), tags=held)
     for name, own in (("made by hand", held), ("new", {})):
-        open_run(uri, name, "run")
+        tracking.open_run(uri, name, "run")
         found = client.get_experiment_by_name(name)
         assert found is not None
-        assert found.tags == EXPERIMENT_TAGS | own
+        assert found.tags == tracking.EXPERIMENT_TAGS | own
 
 
-def test_the_saved_view_sorts_by_a_metric_and_names_metrics_that_runs_log(trained: Trained) -> None:
-    view = json.loads(EXPERIMENT_TAGS[f"mlflow.sharedViewState.{VIEW_KEY}"])
-    assert set(view) == {"name", "createdAt", "state"}
-    state = json.loads(view["state"])
-    data = mlflow.MlflowClient(trained.tracking_uri).get_run(trained.run_id).data
-    assert state["orderByKey"] in state["selectedColumns"]
-    for column in state["selectedColumns"]:
-        kind, name = column.replace("`", "").split(".", 1)
-        known = {"metrics": data.metrics, "params": data.params, "attributes": {"Dataset"}}
-        assert name in known[kind]
-
-
-def test_the_default_store_is_that_of_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_store_of_each_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each in turn, in one process: a notebook's, or a test's."""
     for name in ("first", "second"):
         folder = tmp_path / name
         folder.mkdir()
         new_store(folder)
         monkeypatch.chdir(folder)
-        with open_run(DEFAULT_TRACKING_URI, "where", name) as run:
+        with tracking.open_run(DEFAULT_TRACKING_URI, "where", name) as run:
             pass
-        assert reopen_run(uri_of(folder), run.run_id).directory == run.directory
+        assert tracking.reopen_run(uri_of(folder), run.run_id).directory == run.directory
         assert run.directory is not None
         assert run.directory.is_relative_to(folder)
 
 
 def test_trials_that_log_the_same_data_at_once_all_do(tmp_path: Path) -> None:
     uri = new_store(tmp_path)
-    runs = [open_run(uri, "study", f"trial {number}") for number in range(4)]
+    runs = [tracking.open_run(uri, "study", f"trial {number}") for number in range(4)]
     together = threading.Barrier(len(runs))
 
-    def log(run: Run, digest: str) -> None:
+    def log(run: tracking.Run, digest: str) -> None:
         together.wait()
         run.begin(tmp_path, digest, {}, "a trial")
 

@@ -60,9 +60,7 @@ def test_fit_names_its_run_and_goes_on(data_dir: Path, tmp_path: Path) -> None:
     assert found[1] in said
 
 
-def test_study_names_itself(
-    data_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_study_is_named(data_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     line = f"dynamiccl-train study --data {data_dir} --jobs 1 --seeds 2"
     said = interrupted(line, tmp_path, "state.pt")
     assert re.fullmatch(
@@ -99,18 +97,14 @@ def test_what_went_wrong_in_a_worker_is_told_once(
     assert (said + capfd.readouterr().err).count(told) == 1
 
 
-def test_report_says_that_nothing_is_kept(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_is_lost(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "make_policies", lambda *_: signal.raise_signal(signal.SIGINT))
     line = f"report --data {trained.data} --policy {trained.policy} --out {tmp_path / 'out'}"
     said = last_line(*run(f"dynamiccl-evaluate {line}"))
     assert said.startswith("interrupted: a report is written at the end")
 
 
-def test_what_takes_long_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_slow_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with cli.working("fast"):
         pass
     assert capsys.readouterr().err == ""
@@ -124,9 +118,7 @@ def test_what_takes_long_says_so(
     assert said == "fitting: 0 s\n"
 
 
-def test_a_line_now_and_then_where_there_is_no_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bar_is_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with options.open_bar() as bar:
         task = bar.add_task("quiet", total=10)
         bar.advance(task)

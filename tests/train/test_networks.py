@@ -8,19 +8,7 @@ from dynamiccl.datasets.features import CONTEXT_COLUMN, FEATURES, NUM_CELLS
 from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.errors import UserError
 from dynamiccl.nccl import ABSTAIN, NUM_PROTOCOLS, Algorithm, Config, Protocol
-from dynamiccl.train.networks import (
-    ACTION_FEATURES,
-    LOG_COST,
-    WINDOW_ENCODERS,
-    ActionFeatures,
-    ActionHead,
-    ActionInputs,
-    Imitator,
-    Network,
-    OutputHead,
-    Trunk,
-    register_window_encoder,
-)
+from dynamiccl.train import networks
 from dynamiccl.train.policy import PolicyModule, script
 
 BATCH, SHAPE, WIDTH, ACTIONS = 6, (8, 5), CONTEXT_COLUMN["noise_band"] + 5, 4
@@ -45,12 +33,12 @@ def windows(valid: int, seed: int = 0, rows: int = 3) -> torch.Tensor:
     return made
 
 
-def trunk_of(name: str = "mlp", seed: int = 0) -> Trunk:
+def trunk_of(name: str = "mlp", seed: int = 0) -> networks.Trunk:
     torch.manual_seed(seed)
-    return Trunk(SHAPE, WIDTH, [16], name)
+    return networks.Trunk(SHAPE, WIDTH, [16], name)
 
 
-@pytest.mark.parametrize("name", WINDOW_ENCODERS)
+@pytest.mark.parametrize("name", networks.WINDOW_ENCODERS)
 def test_every_encoder_scripts_learns_and_looks_at_calls_but_not_at_padding(name: str) -> None:
     trunk, plain, context = trunk_of(name), trunk_of(name), torch.ones(3, WIDTH)
     scripted = torch.jit.script(trunk)
@@ -73,7 +61,7 @@ def test_every_encoder_scripts_learns_and_looks_at_calls_but_not_at_padding(name
 
 
 def test_a_state_is_of_the_order_of_calls_and_a_cold_window_has_none() -> None:
-    encoder, calls = WINDOW_ENCODERS["lstm"](SHAPE), windows(8)
+    encoder, calls = networks.WINDOW_ENCODERS["lstm"](SHAPE), windows(8)
     state = encoder(torch.cat([windows(0), calls]))
     assert not state[:3].any()
     torch.testing.assert_close(state[3:], encoder(calls))
@@ -108,11 +96,9 @@ class TooNarrow(Flat):
         (TooNarrow, r"RuntimeError: mat1 and .* given windows \(2, 8, 5\): \(windows, ca"),
     ],
 )
-def test_an_own_encoder_that_cannot_be_trained_and_exported_is_told_before(
-    own: type[Flat], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dynamiccl.train.networks.WINDOW_ENCODERS", dict(WINDOW_ENCODERS))
-    register_window_encoder("own", own)
+def test_bad_encoders_are_told(own: type[Flat], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynamiccl.train.networks.WINDOW_ENCODERS", dict(networks.WINDOW_ENCODERS))
+    networks.register_window_encoder("own", own)
     with pytest.raises(UserError, match=said) as caught:
         trunk_of("own")
     assert "\n" not in str(caught.value)
@@ -130,25 +116,24 @@ def context_of(costs_us: dict[tuple[Algorithm, Protocol], float]) -> torch.Tenso
 
 
 def features(costs_us: dict[tuple[Algorithm, Protocol], float]) -> dict[str, list[float]]:
-    module, context = ActionFeatures(CONFIGS, len(FEATURES)), context_of(costs_us)
+    module, context = networks.ActionFeatures(CONFIGS, len(FEATURES)), context_of(costs_us)
     found = module(context)
     assert torch.equal(found, script(module)(context))
-    assert found.shape == (2, len(CONFIGS), len(ACTION_FEATURES))
-    return {name: found[0, :, i].tolist() for i, name in enumerate(ACTION_FEATURES)}
+    assert found.shape == (2, len(CONFIGS), len(networks.ACTION_FEATURES))
+    return {name: found[0, :, i].tolist() for i, name in enumerate(networks.ACTION_FEATURES)}
 
 
-def test_what_is_left_to_nccl_is_the_cheapest_cell() -> None:
+def test_nccls_choice_is_the_cheapest_cell_and_without_costs_a_config_is_its_name() -> None:
     found = features({TREE: 40.0, (Algorithm.Tree, Protocol.LL): 30.0, RING: 20.0})
     assert found["algorithm 1"] == [1.0, 1.0, 0.0, 0.0]  # NCCL's own choice is Ring, too
     assert found["algorithm 0"] == [0.0, 0.0, 1.0, 0.0]
     assert found["protocol 0"] == [1.0, 1.0, 1.0, 0.0]
     assert found["is NCCL's own choice"] == [1.0, 0.0, 0.0, 0.0]
-    assert np.allclose(np.exp(found[ACTION_FEATURES[LOG_COST]]), [20.0, 20.0, 30.0, 1.0])
+    assert np.allclose(
+        np.exp(found[networks.ACTION_FEATURES[networks.LOG_COST]]), [20.0, 20.0, 30.0, 1.0]
+    )
     assert found["cost is known"] == [1.0, 1.0, 1.0, 0.0]  # it does not take NVLS
     assert found["how many cells NCCL takes for cheaper"] == [0.0, 0.0, 1.0, 0.0]
-
-
-def test_without_costs_a_config_is_what_it_names() -> None:
     found = features({})
     wanted = {
         "cost is known": [0.0, 0.0, 0.0, 0.0],
@@ -162,8 +147,10 @@ def test_without_costs_a_config_is_what_it_names() -> None:
     assert {name: found[name] for name in wanted} == wanted
 
 
-def action_head(*configs: Config) -> ActionHead:
-    return ActionHead(HIDDEN, ActionInputs((ABSTAIN, *configs), len(FEATURES), uses_cost=True))
+def action_head(*configs: Config) -> networks.ActionHead:
+    return networks.ActionHead(
+        HIDDEN, networks.ActionInputs((ABSTAIN, *configs), len(FEATURES), uses_cost=True)
+    )
 
 
 def test_before_it_has_learned_a_head_says_what_nccl_says() -> None:
@@ -184,9 +171,9 @@ def test_before_it_has_learned_a_head_says_what_nccl_says() -> None:
 # --- The exported module ---
 
 
-def network(seed: int = 0) -> Network:
+def network(seed: int = 0) -> networks.Network:
     trunk = trunk_of(seed=seed)
-    return Network(trunk, OutputHead(16, ACTIONS, dueling=True))
+    return networks.Network(trunk, networks.OutputHead(16, ACTIONS, dueling=True))
 
 
 def observation(*, warm: bool = False, noise: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -199,7 +186,7 @@ ALL = torch.ones(BATCH, ACTIONS)
 
 
 def gains_of(
-    members: list[Network], seen: tuple[torch.Tensor, torch.Tensor]
+    members: list[networks.Network], seen: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(B,) the best actions of the mean, (E, B) gains of them over ABSTAIN, (B, A) mean z."""
     z = torch.stack([member(*seen) for member in members]).detach()
@@ -252,7 +239,7 @@ def test_warm_the_members_mean_decides_and_noise_does_not() -> None:
 
 
 def test_an_imitator_gives_masked_actions_nothing_and_is_exported_like_the_rest() -> None:
-    imitator, mask = Imitator(trunk_of(), 16, ACTIONS), ALL.clone()
+    imitator, mask = networks.Imitator(trunk_of(), 16, ACTIONS), ALL.clone()
     mask[:, 2] = 0.0
     hidden = imitator.trunk(*observation())
     probabilities = imitator.logits(hidden, observation()[1], mask).softmax(dim=1)

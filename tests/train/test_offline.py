@@ -25,14 +25,7 @@ from dynamiccl.train.networks import (
     ActionInputs,
     Imitator,
 )
-from dynamiccl.train.offline import (
-    Batches,
-    Loss,
-    Networks,
-    Replay,
-    entropy,
-    make_algorithm,
-)
+from dynamiccl.train.offline import Batches, Loss, Networks, Replay, entropy, make_algorithm
 from dynamiccl.train.policy import PolicyModule, forward
 from dynamiccl.train.recipe import make_recipe
 from tests.steps import make_steps
@@ -72,9 +65,7 @@ def assert_equal(ours: TransitionMiniBatch, theirs: TransitionMiniBatch) -> None
 
 @pytest.mark.parametrize("own_windows", [False, True])
 @pytest.mark.parametrize(("num_steps", "gamma"), [(1, 0.9), (3, 0.5)])
-def test_every_row_is_what_d3rlpys_picker_gives(
-    num_steps: int, gamma: float, own_windows: bool
-) -> None:
+def test_every_row_is_d3rlpys_pick(num_steps: int, gamma: float, own_windows: bool) -> None:
     steps = make_steps(own_windows=own_windows)
     pickers = [MultiStepTransitionPicker(num_steps, gamma)]
     if num_steps == 1:
@@ -196,7 +187,7 @@ def make_loss() -> tuple[Loss, list[torch.Tensor]]:
     return Loss(algorithm.impl.q_function[0], networks), [torch.from_numpy(part) for part in seen]
 
 
-def test_q_values_are_negative_and_masked_ones_are_out_of_reach_and_change_no_other() -> None:
+def test_masked_q_values_are_out_of_reach_and_change_no_other_and_no_loss() -> None:
     loss, (window, context, mask) = make_loss()
     some, every = mask.clone(), torch.ones_like(mask)
     some[:, 2] = 0.0
@@ -204,11 +195,9 @@ def test_q_values_are_negative_and_masked_ones_are_out_of_reach_and_change_no_ot
     assert (of_every < 0).all()
     assert (q[:, 2] == MASKED_Q).all()
     torch.testing.assert_close(q[some > 0.5], of_every[some > 0.5])
-
-
-def test_all_zero_mask_of_a_terminal_row_gives_finite_loss_and_gradient() -> None:
-    loss, seen = make_loss()
-    target = loss.compute_target([*seen[:2], torch.zeros(BATCH, ACTIONS)], ZEROS)
+    # The mask of a terminal row is all zero: its loss and gradient are finite.
+    target = loss.compute_target([window, context, torch.zeros(BATCH, ACTIONS)], ZEROS)
+    seen = [window, context, mask]
     found = loss.compute_error(seen, ZEROS, -ONES, target, terminals=ONES, gamma=0.9)
     found.backward()  # type: ignore[no-untyped-call]
     assert torch.isfinite(found)

@@ -46,9 +46,7 @@ def assert_same_policy(*directories: str) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_curve_and_weights_are_those_of_an_uninterrupted_run(
-    data_dir: Path, tmp_path: Path
-) -> None:
+def test_curve_and_weights_are_of_a_whole_run(data_dir: Path, tmp_path: Path) -> None:
     uri, chosen = new_store(tmp_path), make_recipe("cql", [*SETTINGS, "window_encoder=lstm"])
     broken = broken_run(data_dir, uri, chosen, at=40, seed=3)
     resumed = resume(data_dir, broken, tracking_uri=uri)
@@ -66,9 +64,7 @@ def test_curve_and_weights_are_those_of_an_uninterrupted_run(
     assert_same_policy(whole.run_directory, resumed.run_directory)
 
 
-def test_metrics_that_were_lost_between_state_and_log_are_logged(
-    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_come_late(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri, log = new_store(tmp_path), Run.log
 
     def stop(run: Run, metrics: Mapping[str, float] = {}, **how: Any) -> None:
@@ -86,9 +82,7 @@ def test_metrics_that_were_lost_between_state_and_log_are_logged(
     assert [step for step, _ in curve(uri, run_id, "loss")] == EPOCHS
 
 
-def test_a_run_that_was_killed_before_its_first_epoch_begins_again(
-    data_dir: Path, tmp_path: Path
-) -> None:
+def test_a_run_without_an_epoch_begins_again(data_dir: Path, tmp_path: Path) -> None:
     uri, place = new_store(tmp_path), "dynamiccl.train.fit._Training.train"
     recipe = make_recipe("gaussian-process", SETTINGS)
     with mock.patch(place, side_effect=Killed), pytest.raises(Killed):

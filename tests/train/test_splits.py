@@ -15,7 +15,7 @@ from dynamiccl.train.fit import fit
 from dynamiccl.train.recipe import make_recipe
 from tests.cli.conftest import Shell
 from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
-from tests.data_sets import SWEEP, SYSTEM, make_data
+from tests.data_sets import SYSTEM, make_data, sweep_text
 from tests.stores import new_store
 
 SHAPES = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = 8 }}" for n in (2, 4, 8, 16))
@@ -30,8 +30,7 @@ def policy_of(data: Path, folder: Path, recipe: str, *settings: str) -> Path:
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    text = SWEEP.replace("{ num_nodes = 4, ranks_per_node = 8 }", SHAPES)
-    text = text.replace(', "NVLSTree"', "")
+    text = sweep_text(groups=f"[{SHAPES}]", algorithms='["Ring", "Tree"]')
     return make_data(tmp_path_factory.mktemp("shapes"), text)
 
 
@@ -48,24 +47,21 @@ def test_a_shape_that_is_held_out_is_what_the_report_scores(shapes: Path, tmp_pa
     assert found["mine"]["mean"] <= found["nccl-default"]["mean"]
 
 
-def test_neither_steps_nor_validation_see_the_shape_that_is_held_out(shapes: Path) -> None:
+def test_what_is_held_out_is_not_seen_and_a_run_asks_every_task_again(
+    shapes: Path, tmp_path: Path
+) -> None:
     data = load_data(shapes, 0, split="shape")
     assert set(data.validation.tasks["num_nodes"]) == {4}
     nodes = data.training.steps.context[:, CONTEXT_COLUMN["log2_nodes"]]
     assert set(nodes.tolist()) == {1.0, 4.0}
-
-
-def test_a_run_that_is_held_out_asks_every_task_again(tmp_path: Path) -> None:
-    data_dir = make_data(tmp_path, SWEEP.replace("cycles = 3", "cycles = 4"))
+    data_dir = make_data(tmp_path, sweep_text(cycles=4))
     data = load_data(data_dir, 0, split="run")
     assert data.parts == Splits(SplitBy.RUN, ("cycle-0", "cycle-3"), ("cycle-1",))
     every = load_data(data_dir, 0).frame.select("collective", "size_bytes").n_unique()
     assert data.validation.tasks.height == every
 
 
-def test_policies_of_turns_are_scored_one_by_one_and_their_mean_is_told(
-    shapes: Path, tmp_path: Path, shell: Shell
-) -> None:
+def test_turns_are_scored_one_by_one(shapes: Path, tmp_path: Path, shell: Shell) -> None:
     one, other = (
         policy_of(shapes, tmp_path, "ddqn-dueling", *FEW_STEPS, f"split=shape:{turn}")
         for turn in (0, 1)
@@ -84,8 +80,8 @@ def test_policies_of_turns_are_scored_one_by_one_and_their_mean_is_told(
 
 
 def test_sweeps_of_few_sizes_train_validate_and_are_scored(tmp_path: Path) -> None:
-    few = 'sizes = { list = ["128K", "512K", "2M", "8M", "32M", "128M"] }'
-    data = make_data(tmp_path / "data", SWEEP.replace('sizes = { min = "64K", max = "1G" }', few))
+    few = '{ list = ["128K", "512K", "2M", "8M", "32M", "128M"] }'
+    data = make_data(tmp_path / "data", sweep_text(sizes=few))
     policies = [
         ("network", policy_of(data, tmp_path, "ddqn-dueling", *FEW_STEPS)),
         ("process", policy_of(data, tmp_path, "gaussian-process", "alpha=0.2")),

@@ -14,22 +14,13 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from optuna.trial import TrialState
+from rich.console import Console
 
 from dynamiccl.datasets.manifest import Manifest
-from dynamiccl.errors import MissingPath, UserError
+from dynamiccl.errors import MissingPath
 from dynamiccl.train import study as studies
-from dynamiccl.train.study import (
-    Plan,
-    begin_study,
-    checked,
-    end_study,
-    latest_trials,
-    open_study,
-    plan_of,
-    retry_failed,
-    summarise_study,
-    work,
-)
+from dynamiccl.train.cli import _study_table
+from dynamiccl.train.options import WIDTH, folding_table
 from dynamiccl.train.tracking import CANDIDATE, MODEL_NAME, policy_directory
 from tests.stores import new_store
 
@@ -40,9 +31,9 @@ SPACE = ["learning_rate=1e-4:1e-1:log", "batch_size=16:64", "hidden_sizes=8,16+1
 
 def planned(
     data: Path, axes: Sequence[str] = (), recipes: Sequence[str] = ("ddqn-dueling",), **more: Any
-) -> Plan:
+) -> studies.Plan:
     given: dict[str, Any] = {"experiment": "x", "settings": FEW, "seeds": 1, **more}
-    return checked(Plan(data=str(data), recipes=recipes, axes=axes, **given))
+    return studies.checked(studies.Plan(data=str(data), recipes=recipes, axes=axes, **given))
 
 
 def children(study: optuna.Study, client: MlflowClient) -> list[Run]:
@@ -54,7 +45,7 @@ def children(study: optuna.Study, client: MlflowClient) -> list[Run]:
 def test_a_grid_is_every_recipe_with_every_combination_and_seed(tmp_path: Path) -> None:
     recipes, grid = ["ddqn-dueling", "bc"], ["learning_rate=0.1,0.2", "hidden_sizes=8,16+16"]
     plan = planned(Path("data"), grid, recipes, seeds=3)
-    study = begin_study(plan, new_store(tmp_path))
+    study = studies.begin_study(plan, new_store(tmp_path))
     chosen = [trial.system_attrs["fixed_params"] for trial in study.trials]
     assert len(chosen) == 2 * 2 * 2 * 3
     assert [trial.user_attrs["seeds"] for trial in study.trials] == [[0], [1], [2]] * 8
@@ -69,40 +60,25 @@ def test_a_grid_is_every_recipe_with_every_combination_and_seed(tmp_path: Path) 
     assert planned(tmp_path, [*axes, "steps=1:9"], count=9).count == 9
 
 
-@pytest.mark.parametrize(
-    ("axes", "count", "words"),
-    [
-        (["learning_rate"], 0, "--grid learning_rate has no values; write .*key=low:high"),
-        (["lerning_rate=1,2"], 0, "did you mean 'learning_rate'"),
-        (["steps=1,x"], 0, "valid integer"),
-        (["steps=10:x"], 3, "valid integer"),
-        (["batch_size=2,x"], 3, "valid integer"),
-        (["steps=10:20:cube"], 3, "'cube' is no scale"),
-        (["steps=20:10"], 3, "low must be below high"),
-        (["lambda_switch=0:1:log"], 3, "low must be below high above 0"),
-        (["hidden_sizes=8:16"], 3, "give its values as hidden_sizes=value,value"),
-        (["steps=10:20", "steps=30:40"], 3, "gives steps twice"),
-    ],
-)
-def test_what_cannot_be_tried_says_why(axes: list[str], count: int, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        planned(Path("d"), axes, count=count)
-
-
-def test_trials_are_children_and_the_parent_tells_the_best(data_dir: Path, tmp_path: Path) -> None:
+def test_study_tells_best(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studies, "BEAT_S", 0.01)
     uri = new_store(tmp_path)
-    study = begin_study(planned(data_dir, [], ["ddqn-dueling", "bc"], seeds=2), uri)
+    study = studies.begin_study(planned(data_dir, [], ["ddqn-dueling", "bc"], seeds=2), uri)
     run_id, client = study.study_name, MlflowClient(uri)
-    working = work(study, uri)
+    working = studies.work(study, uri)
     line, is_failure = next(working)
     assert line.startswith("trial 0 (ddqn-dueling, seed 0): validation regret ")
     assert not is_failure
-    half, failures = end_study(study, uri)
+    first = study.trials[0]  # its worker told that it lives, while it trained
+    assert first.system_attrs["heartbeat"] > first.datetime_start.timestamp()  # type: ignore[union-attr]
+    half, failures = studies.end_study(study, uri)
     assert (half.done, half.trials, half.settings[0].low, failures) == (1, 4, None, [])
     assert client.get_run(run_id).info.status == "RUNNING"  # workers elsewhere may go on
     assert len(list(working)) == 3
-    assert list(work(open_study(run_id, uri), uri)) == []  # done: nothing runs twice
-    summary, _ = end_study(study, uri)
+    assert (
+        list(studies.work(studies.open_study(run_id, uri), uri)) == []
+    )  # done: nothing runs twice
+    summary, _ = studies.end_study(study, uri)
     assert [setting.seeds for setting in summary.settings] == [2, 2]
     assert summary.settings[0].mean <= summary.settings[1].mean
     for setting in summary.settings:
@@ -121,7 +97,7 @@ def test_trials_are_children_and_the_parent_tells_the_best(data_dir: Path, tmp_p
     assert sorted(run.data.params["seed"] for run in below) == ["0", "0", "1", "1"]
     assert len({run.data.metrics["loss"] for run in below}) == 4  # a seed is another training
     with pytest.raises(MissingPath, match="no study"):
-        open_study(below[0].info.run_id, uri)
+        studies.open_study(below[0].info.run_id, uri)
 
 
 def test_what_failed_is_tried_again_once_it_is_mended(data_dir: Path, tmp_path: Path) -> None:
@@ -130,31 +106,29 @@ def test_what_failed_is_tried_again_once_it_is_mended(data_dir: Path, tmp_path: 
     text = "from dynamiccl.train.recipe import make_recipe\n\ndef recipe():\n    "
     good = f"{text}return make_recipe('ddqn-dueling')\n"
     recipe.write_text(good)
-    study = begin_study(planned(data_dir, [], [str(recipe)], seeds=2), uri)
-    working = work(study, uri)
+    study = studies.begin_study(planned(data_dir, [], [str(recipe)], seeds=2), uri)
+    working = studies.work(study, uri)
     next(working)
     recipe.write_text(f"{text}raise KeyError('gone')\n")
     list(working)
-    summary, (failure,) = end_study(study, uri)
+    summary, (failure,) = studies.end_study(study, uri)
     assert (summary.done, summary.trials) == (1, 2)
     assert "mine.py gives no recipe: KeyError: 'gone'" in failure
     assert MlflowClient(uri).get_run(study.study_name).info.status == "FAILED"
     recipe.write_text(good)
-    retry_failed(study)
-    assert len(list(work(study, uri))) == 1
-    summary, failures = summarise_study(study)
+    studies.retry_failed(study)
+    assert len(list(studies.work(study, uri))) == 1
+    summary, failures = studies.summarise_study(study)
     assert (summary.done, summary.trials, failures) == (2, 2, [])
 
 
-def test_what_a_search_chooses_twice_is_trained_once_and_failures_stop_nothing(
-    data_dir: Path, tmp_path: Path
-) -> None:
+def test_a_search_trains_nothing_twice_and_goes_on(data_dir: Path, tmp_path: Path) -> None:
     uri = new_store(tmp_path)
     axes = ["window_encoder=mlp,nothing,cnn", "gamma=0,0.5,0.9"]
-    study = begin_study(planned(data_dir, axes, count=8, seeds=2), uri)
-    told = list(work(study, uri))
-    summary, failures = summarise_study(study)
-    settings = [plan_of(study).setting_of(trial.params) for trial in study.trials]
+    study = studies.begin_study(planned(data_dir, axes, count=8, seeds=2), uri)
+    told = list(studies.work(study, uri))
+    summary, failures = studies.summarise_study(study)
+    settings = [studies.plan_of(study).setting_of(trial.params) for trial in study.trials]
     chosen = [trial.params["window_encoder"] for trial in study.trials]
     assert (summary.trials, summary.done) == (16, 2 * sum(each != "nothing" for each in chosen))
     assert {each.setting for each in summary.settings} == {
@@ -171,30 +145,28 @@ def test_what_a_search_chooses_twice_is_trained_once_and_failures_stop_nothing(
 def test_a_worker_that_finds_the_queue_empty_trains_nothing(data_dir: Path, tmp_path: Path) -> None:
     """Another took the last trial in between."""
     uri = new_store(tmp_path)
-    study = begin_study(planned(data_dir), uri)
+    study = studies.begin_study(planned(data_dir), uri)
     study.add_trial(optuna.create_trial(state=TrialState.WAITING))
     trial = study.trials[0]
     study._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
     assert studies._take(study) is None
     assert [each.state for each in study.trials] == [TrialState.RUNNING, TrialState.FAIL]
-    assert list(latest_trials(study)) == [0]
-    assert summarise_study(study)[1] == []
+    assert list(studies.latest_trials(study)) == [0]
+    assert studies.summarise_study(study)[1] == []
 
 
-def test_an_interrupt_that_a_library_swallowed_stops_at_the_next_epoch(
-    data_dir: Path, tmp_path: Path
-) -> None:
+def test_a_swallowed_interrupt_stops_at_the_next_epoch(data_dir: Path, tmp_path: Path) -> None:
     uri = new_store(tmp_path)
-    study = begin_study(planned(data_dir), uri)
+    study = studies.begin_study(planned(data_dir), uri)
     asked = iter([False, False])  # before the trial, and after its first epoch
     with pytest.raises(KeyboardInterrupt):
-        list(work(study, uri, lambda: next(asked, True)))
-    assert latest_trials(study)[0].state is TrialState.WAITING
+        list(studies.work(study, uri, lambda: next(asked, True)))
+    assert studies.latest_trials(study)[0].state is TrialState.WAITING
 
 
 def test_workers_stop_when_who_started_them_is_killed(data_dir: Path, tmp_path: Path) -> None:
     uri = new_store(tmp_path)
-    study = begin_study(planned(data_dir, settings=[*FEW, "steps=100000"]), uri)
+    study = studies.begin_study(planned(data_dir, settings=[*FEW, "steps=100000"]), uri)
     words = ["study", "--resume", study.study_name, "--jobs", "1"]
     parent = subprocess.Popen(
         [sys.executable, "-P", "-m", "dynamiccl.train.cli", *words],
@@ -213,17 +185,15 @@ def test_workers_stop_when_who_started_them_is_killed(data_dir: Path, tmp_path: 
     finally:
         parent.kill()
         parent.wait()
-    wait_for(lambda: latest_trials(study)[0].state is TrialState.WAITING)
+    wait_for(lambda: studies.latest_trials(study)[0].state is TrialState.WAITING)
     (run,) = children(study, MlflowClient(uri))
     assert run.info.status == "FAILED"
 
 
-def test_a_trial_is_given_back_any_number_of_times_and_dies_four_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_dies_four_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch workers are preempted again and again; a trial that kills its workers must end."""
     uri = new_store(tmp_path)
-    study = begin_study(planned(tmp_path), uri)
+    study = studies.begin_study(planned(tmp_path), uri)
 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -231,25 +201,23 @@ def test_a_trial_is_given_back_any_number_of_times_and_dies_four_times(
     monkeypatch.setattr(studies, "fit", interrupt)
     for _ in range(6):
         with pytest.raises(KeyboardInterrupt):
-            list(work(study, uri))
+            list(studies.work(study, uri))
     monkeypatch.setattr(studies, "STALE_S", -1.0)
     states = []
     for _ in range(4):
-        trial = latest_trials(study)[0]
+        trial = studies.latest_trials(study)[0]
         study._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
         studies._fail_stale(study)
-        states.append(latest_trials(study)[0].state)
+        states.append(studies.latest_trials(study)[0].state)
     assert states == [*[TrialState.WAITING] * 3, TrialState.FAIL]
-    assert summarise_study(study)[1] == ["trial 0: its workers died again and again"]
-    retry_failed(study)
-    assert latest_trials(study)[0].state is TrialState.WAITING
+    assert studies.summarise_study(study)[1] == ["trial 0: its workers died again and again"]
+    studies.retry_failed(study)
+    assert studies.latest_trials(study)[0].state is TrialState.WAITING
 
 
-def test_a_stopped_worker_gives_back_no_trial_that_another_has_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_trial_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = new_store(tmp_path)
-    study = begin_study(planned(tmp_path), uri)
+    study = studies.begin_study(planned(tmp_path), uri)
 
     def wake(*_: object, **__: object) -> None:
         studies._end(study, 0, 0.5)  # the other worker
@@ -257,19 +225,17 @@ def test_a_stopped_worker_gives_back_no_trial_that_another_has_finished(
 
     monkeypatch.setattr(studies, "fit", wake)
     with pytest.raises(KeyboardInterrupt):
-        list(work(study, uri))
+        list(studies.work(study, uri))
     assert [trial.state for trial in study.trials] == [TrialState.COMPLETE]
 
 
-def test_the_trial_of_a_worker_that_is_killed_is_run_by_another(
-    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_are_rerun(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search, killed in the middle of its first training: it comes to what it would have."""
     plan = planned(data_dir, SPACE, settings=[*FEW, "steps=40"], count=2)
     (tmp_path / "whole").mkdir()
     whole_uri, uri = new_store(tmp_path / "whole"), new_store(tmp_path)
-    whole, study = begin_study(plan, whole_uri), begin_study(plan, uri)
-    list(work(whole, whole_uri))
+    whole, study = studies.begin_study(plan, whole_uri), studies.begin_study(plan, uri)
+    list(studies.work(whole, whole_uri))
     asked = iter([False, False])
 
     def die() -> bool:
@@ -279,34 +245,51 @@ def test_the_trial_of_a_worker_that_is_killed_is_run_by_another(
         return False
 
     with pytest.raises(SystemExit):
-        list(work(study, uri, die))
+        list(studies.work(study, uri, die))
     assert [trial.state for trial in study.trials] == [TrialState.RUNNING, TrialState.WAITING]
     (begun,) = children(study, MlflowClient(uri))
     monkeypatch.setattr(studies, "STALE_S", -1.0)
     studies._fail_stale(study)
     monkeypatch.undo()
-    assert len(list(work(study, uri))) == 2
+    assert len(list(studies.work(study, uri))) == 2
     states = [trial.state for trial in study.trials]
     assert states == [TrialState.FAIL, TrialState.COMPLETE, TrialState.COMPLETE]
     assert begun.info.run_id in {run.info.run_id for run in children(study, MlflowClient(uri))}
-    found, wanted = summarise_study(study)[0], summarise_study(whole)[0]
+    found, wanted = studies.summarise_study(study)[0], studies.summarise_study(whole)[0]
     assert (found.done, found.trials) == (2, 2)
     assert [(each.setting, each.mean) for each in found.settings] == [
         (each.setting, each.mean) for each in wanted.settings
     ]
-    for trial in latest_trials(study).values():
+    for trial in studies.latest_trials(study).values():
         recipe = plan.recipe_of(trial.params)
         assert 1e-4 <= recipe.learning_rate <= 1e-1
         assert 16 <= recipe.batch_size <= 64
         assert recipe.hidden_sizes in {(8,), (16, 16)}
 
 
-def test_a_worker_beats_while_it_trains(
-    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uri = new_store(tmp_path)
-    study = begin_study(planned(data_dir), uri)
-    monkeypatch.setattr(studies, "BEAT_S", 0.01)
-    list(work(study, uri))
-    (trial,) = study.trials
-    assert trial.system_attrs["heartbeat"] > trial.datetime_start.timestamp()  # type: ignore[union-attr]
+# --- Tables in a terminal of 100 columns: nothing is wider, and no name is cut ---
+
+
+def test_a_studys_table_cuts_no_run_id(capsys: pytest.CaptureFixture[str]) -> None:
+    run_id = "0123456789abcdef" * 2
+    setting = "ddqn-dueling learning_rate=0.0003 hidden_sizes=64+64 batch_size=256"
+    each = studies.SettingSummary(setting, 2, 0.0957, -0.3572, 0.5485, run_id, 12345.0)
+    summary = studies.StudySummary(run_id, "data", 2, 2, 0.1, [each])
+    Console(width=WIDTH).print(_study_table(summary))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert any(run_id in line for line in lines)
+    assert "0.00% .. 54.85%" in "\n".join(lines)
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_no_word_is_broken_that_fits(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+    heads = ("collective", "group", "nodes x ranks", "calls", "of step", "NCCL ran", "better")
+    row = ("AllReduce", "0:default_pg", "1 x 2", "6", "2.7%", "NVLSTree/Simple/12ch", "NCCL's own")
+    table = folding_table(*heads)
+    table.add_row(*row)
+    Console(width=width).print(table)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    words = {word for line in lines for word in line.split()}
+    assert words >= {word for cell in (*heads, *row) for word in cell.split()}

@@ -23,6 +23,12 @@ def test_threshold_leaves_as_many_slower_tasks_as_the_bound_allows() -> None:
     assert found.raised(7.0, 0.02) == 50.0
     assert found.raised(7.0, 0.03) == 20.0
     assert found.raised(7.0, 0.04) == LEAST_CAUTION
+    # Too few tasks only raise what drawn worlds ask for.
+    few = calibration([1.0] * 98, [0.1] * 98)
+    assert few.raised(3.5, 0.01) == 3.5
+    assert few.raised(3.5, 0.02) == LEAST_CAUTION
+    assert calibration([5.0, 3.0], [-0.1, 0.1]).raised(3.5, 0.01) == 5.0
+    assert Calibration.joined([]).raised(3.5, 0.5) == 3.5
 
 
 def test_what_is_slower_by_noise_or_left_alone_anyway_sets_no_threshold() -> None:
@@ -36,19 +42,19 @@ def test_what_is_slower_by_noise_or_left_alone_anyway_sets_no_threshold() -> Non
     assert noisy.raised(7.0, 0.01) == LEAST_CAUTION
 
 
-def test_too_few_tasks_only_raise_what_drawn_worlds_ask_for() -> None:
-    few = calibration([1.0] * 98, [0.1] * 98)
-    assert few.raised(3.5, 0.01) == 3.5
-    assert few.raised(3.5, 0.02) == LEAST_CAUTION
-    assert calibration([5.0, 3.0], [-0.1, 0.1]).raised(3.5, 0.01) == 5.0
-    assert Calibration.joined([]).raised(3.5, 0.5) == 3.5
-
-
-def test_of_the_sure_gains_the_largest_is_taken() -> None:
+def test_the_largest_sure_gain_is_taken_and_coverage_counts_both_spreads() -> None:
     gain = np.array([[0.3, 0.2, 0.9], [0.3, 0.2, 0.9]])
     spread = np.array([[0.2, 0.05, 0.01], [0.2, 0.15, 0.01]])
     known = np.array([True, True, False]) & np.ones((2, 1), dtype=np.bool_)
     assert best_of(gain, spread, known, 2.0).tolist() == [1, 0]  # where none is sure: the largest
+    found = Calibration(
+        predicted=np.array([0.1, 0.1, 0.1]),
+        measured=np.array([0.1, 0.25, 0.4]),
+        spread=np.full(3, 0.06),
+        noise=np.full(3, 0.08),
+    )  # 1.645 x 0.1
+    assert found.coverage == pytest.approx(2 / 3)
+    assert math.isnan(Calibration.joined([]).coverage)
 
 
 @pytest.mark.parametrize("alpha", [0.02, 0.1])
@@ -65,14 +71,3 @@ def test_bound_holds_over_draws(alpha: float) -> None:
         shares.append(np.mean(acts & (measured[60:] < -np.log1p(SLOWER))))
     error = np.std(shares) / np.sqrt(len(shares))
     assert 0.2 * alpha < np.mean(shares) <= alpha + 2.0 * error
-
-
-def test_coverage_counts_both_spreads() -> None:
-    found = Calibration(
-        predicted=np.array([0.1, 0.1, 0.1]),
-        measured=np.array([0.1, 0.25, 0.4]),
-        spread=np.full(3, 0.06),
-        noise=np.full(3, 0.08),
-    )  # 1.645 x 0.1
-    assert found.coverage == pytest.approx(2 / 3)
-    assert math.isnan(Calibration.joined([]).coverage)

@@ -35,15 +35,14 @@ from dynamiccl.train.data import load_data
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy, forward
 from dynamiccl.train.recipe import make_recipe
-from tests.data_sets import SWEEP, SYSTEM, make_data
+from tests.data_sets import SWEEP, SYSTEM, make_data, sweep_text
 from tests.serve.abi import TunerPlugin, loopback_environment
 from tests.stores import new_store
 
 _GROUPS = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = 8 }}" for n in (2, 4, 8))
 #: A sweep of several group shapes.
-WIDE = SWEEP.replace("{ num_nodes = 4, ranks_per_node = 8 }", _GROUPS).replace(
-    'max = "1G"', 'max = "1G", steps_per_octave = 2'
-)
+_SIZES = '{ min = "64K", max = "1G", steps_per_octave = 2 }'
+WIDE = sweep_text(groups=f"[{_GROUPS}]", sizes=_SIZES)
 
 
 class Run(NamedTuple):
@@ -65,9 +64,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return fitted_on(make_data(folder / "data", WIDE), new_store(folder), 0.02)
 
 
-def test_it_gains_where_there_is_something_to_gain_and_is_hardly_ever_slower(
-    fitted: Run, tmp_path: Path
-) -> None:
+def test_it_gains_much_and_is_hardly_ever_slower(fitted: Run, tmp_path: Path) -> None:
     quiet = "noise_sigma = 0.0\ntail_probability = 0.0\ndrift_sigma = 0.0\n"
     truth = make_data(tmp_path, WIDE + quiet)
     policy = TorchPolicy.load(fitted.policy)
@@ -78,22 +75,16 @@ def test_it_gains_where_there_is_something_to_gain_and_is_hardly_ever_slower(
     ratio = grid.chosen_us(chosen) / grid.default_us
     assert float((ratio > 1.01).mean()) <= 1 / 36  # alpha is 0.02, and there are 36 tasks
     assert ratio.max() < 1.05
-
-
-def test_run_says_how_far_it_can_be_trusted(fitted: Run) -> None:
+    # The run says how far it can be trusted.
     metrics = mlflow.MlflowClient(fitted.uri).get_run(fitted.run_id).data.metrics
     assert metrics["calibration_tasks"] == 138
     assert 0.8 < metrics["coverage_90"] <= 1.0
-    assert metrics["prior_widened"] >= 1.0
-    assert metrics["spread_stretched"] >= 1.0
-    folder = fitted.policy.parent
-    assert json.loads((folder / "recipe.json").read_text())["alpha"] == 0.02
+    assert min(metrics["prior_widened"], metrics["spread_stretched"]) >= 1.0
+    assert json.loads((fitted.policy.parent / "recipe.json").read_text())["alpha"] == 0.02
     assert Manifest.read(fitted.policy).features[-1]["name"] == "log_cost:PAT/Simple"
 
 
-def test_shapes_that_nobody_measured_get_tables_from_nccls_costs(
-    fitted: Run, tmp_path: Path, plugin_path: Path
-) -> None:
+def test_new_shapes_get_tables_from_costs(fitted: Run, tmp_path: Path, plugin_path: Path) -> None:
     """16 nodes: modelled costs, the policy of 2, 4 and 8, and the plugin that answers by it."""
     data = tmp_path / "data"
     shutil.copytree(fitted.data, data)
@@ -216,12 +207,6 @@ def test_a_level_moves_it_to_what_does_not_feel_it(fitted: Run) -> None:
     assert torch.equal(predicted(5.0), slow)
     assert not torch.equal(slow, quiet)
     assert not torch.equal(slow, slower)
-
-
-def test_a_rule_without_a_trigger_is_refused(fitted: Run) -> None:
-    where: dict[str, Any] = {"experiment": "gp", "tracking_uri": fitted.uri}
-    with pytest.raises(UserError, match=r"level_threshold=0\.15 .*--set trigger=RUN_DIRECTORY"):
-        fit(fitted.data, make_recipe("threshold-rule"), **where, seed=0)
 
 
 @pytest.mark.parametrize("with_costs", [True, False])

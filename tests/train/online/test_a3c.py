@@ -14,21 +14,12 @@ from torch import multiprocessing
 
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.splits import Split
-from dynamiccl.errors import UnknownName, UserError
+from dynamiccl.errors import UserError
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.train.data import TrainingData, load_data
 from dynamiccl.train.fit import fit, resume
 from dynamiccl.train.loop import read_state
-from dynamiccl.train.online import Place, make_loop, orders_of
-from dynamiccl.train.online.a3c import (
-    ActorLearners,
-    SharedRmsProp,
-    _scaled,
-    filled,
-    loss,
-    returns,
-    update,
-)
+from dynamiccl.train.online import Place, a3c, make_loop, orders_of
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import make_recipe
 from tests.rows import split_of
@@ -36,49 +27,27 @@ from tests.stores import new_store
 from tests.train.online.conftest import PLACE, SMALL, SWEEP, small_network, small_player
 
 
-def test_a_place_is_a_system_with_work_and_surroundings() -> None:
+def test_a_place_is_a_system_with_work_of_training_sizes_and_surroundings() -> None:
     place = Place.parse("h100-ib:decode+lora:congested:4x8")
     assert (place.system.name, place.workload.name) == ("h100-ib", "decode+lora")
     assert {call.group.num_ranks for call in place.workload.calls} == {32}
     largest = Place.parse(PLACE).workload.calls[0].group
     assert (largest.num_nodes, largest.ranks_per_node) == (1, 8)
-
-
-def test_what_is_earned_is_minus_ln_of_time_and_nothing_without_calls() -> None:
-    earned = _scaled(torch.tensor([-1.0, -math.e, 0.0]))
-    assert earned.tolist() == pytest.approx([0.0, -1.0, 0.0])
-
-
-@pytest.mark.parametrize(
-    ("text", "error", "said"),
-    [
-        *(
-            (text, UserError, "SYSTEM:WORKLOAD")
-            for text in ("", "b300-nvlink:decode", f"{PLACE}:8")
-        ),
-        (f"{PLACE}:1x8:1", UserError, "SYSTEM:WORKLOAD"),
-        ("b300-nvlink:decode:busy", UnknownName, "busy-host"),
-    ],
-)
-def test_what_is_no_place_is_refused(text: str, error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
-        Place.parse(text)
-
-
-def test_sizes_that_are_held_out_are_not_trained_on() -> None:
-    place = Place.parse("b300-nvlink:decode+lora:busy-host")
+    # Sizes that are held out are not trained on.
     assert any(split_of(call.size_bytes) != Split.TRAIN for call in place.workload.calls)
     trained = place.for_training.calls
     assert all(split_of(call.size_bytes) == Split.TRAIN for call in trained)
     assert len(trained) == len(place.workload.calls)
 
 
-def test_a_key_that_was_not_called_earns_what_its_values_say() -> None:
+def test_minus_ln_of_time_is_earned_and_without_a_call_what_the_values_say() -> None:
+    earned = a3c._scaled(torch.tensor([-1.0, -math.e, 0.0]))
+    assert earned.tolist() == pytest.approx([0.0, -1.0, 0.0])
     reward, calls = torch.tensor([[-2.0, 0.0]]), torch.tensor([[3.0, 0.0]])
     value = torch.tensor([[-5.0, -5.0], [-8.0, -8.0]])
-    found = filled(reward, value, calls, 0.5)
+    found = a3c.filled(reward, value, calls, 0.5)
     assert found.tolist() == [[-2.0, -1.0]]
-    assert returns(found, value[1], 0.5)[0, 1] == value[0, 1]
+    assert a3c.returns(found, value[1], 0.5)[0, 1] == value[0, 1]
 
 
 def test_the_loss_moves_towards_what_earned_more_and_entropy_to_the_middle() -> None:
@@ -86,7 +55,7 @@ def test_the_loss_moves_towards_what_earned_more_and_entropy_to_the_middle() -> 
     value = torch.zeros(1, 2, requires_grad=True)
     action, earned = torch.tensor([[1, 2]]), torch.tensor([[1.0, -1.0]])
     log, weight = torch.log_softmax(logits, dim=2), torch.tensor([[1.0, 0.0]])
-    loss(log, value, action, earned, earned, weight, 0.0).backward()  # type: ignore[no-untyped-call]
+    a3c.loss(log, value, action, earned, earned, weight, 0.0).backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
     assert value.grad is not None
     assert logits.grad[0, 0].argmin() == 1  # more of what earned more than the value
@@ -95,7 +64,7 @@ def test_the_loss_moves_towards_what_earned_more_and_entropy_to_the_middle() -> 
 
     logits = torch.tensor([[[2.0, 0.0, -1e6]]], requires_grad=True)  # the last one is masked
     log, zero = torch.log_softmax(logits, dim=2), torch.zeros(1, 1)
-    total = loss(log, zero, torch.tensor([[0]]), zero, zero, torch.ones(1, 1), 1.0)
+    total = a3c.loss(log, zero, torch.tensor([[0]]), zero, zero, torch.ones(1, 1), 1.0)
     total.backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
     assert logits.grad[0, 0, 0] > 0 > logits.grad[0, 0, 1]
@@ -106,7 +75,7 @@ def test_the_loss_moves_towards_what_earned_more_and_entropy_to_the_middle() -> 
 
 def test_the_statistic_is_the_papers_and_processes_share_it() -> None:
     parameter = torch.zeros(3)
-    optimizer = SharedRmsProp([parameter])
+    optimizer = a3c.SharedRmsProp([parameter])
     optimizer.step([torch.tensor([1.0, 2.0, 0.0])], 0.5)
     square = 0.01 * np.array([1.0, 4.0, 0.0])
     assert optimizer.squares[0].numpy() == pytest.approx(square)
@@ -120,9 +89,7 @@ KILLED = {"a3c": (("seen_decisions=0",), 0), "impala-lstm": (("state_units=8", "
 
 
 @pytest.mark.parametrize("name", KILLED)
-def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(
-    name: str, data: Path, tmp_path: Path
-) -> None:
+def test_a_killed_run_goes_on_to_an_artifact(name: str, data: Path, tmp_path: Path) -> None:
     def kill(*_: object) -> None:
         raise InterruptedError
 
@@ -162,12 +129,10 @@ def test_a_run_that_was_killed_goes_on_and_becomes_an_artifact(
     assert export_artifact(folder / "policy", tmp_path / "artifact").tables
 
 
-def test_an_actor_that_dies_ends_the_run_with_its_place(
-    loaded: TrainingData, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_actor_is_named(loaded: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = make_loop(loaded, make_recipe("a3c", SMALL), 0, uses_cost=True)
     monkeypatch.setattr("dynamiccl.train.online.a3c._PATIENCE_S", 0.2)
-    assert isinstance(loop.source, ActorLearners)
+    assert isinstance(loop.source, a3c.ActorLearners)
     loop.source.start(0)
     loop._is_started = True
     loop.source.update(1)
@@ -205,7 +170,7 @@ def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:
     gains = np.nanmin(quiet_us, axis=1) < 0.9 * quiet_us[:, 0]
     assert gains.sum() == 2
     differs = torch.from_numpy(gains).repeat(env.num_envs)
-    optimizer = SharedRmsProp(list(network.parameters()))
+    optimizer = a3c.SharedRmsProp(list(network.parameters()))
     own, numbers = copy.deepcopy(network), itertools.count(1)
 
     def probability_of_best() -> float:
@@ -214,14 +179,14 @@ def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:
         return float(log[0].exp().gather(1, best.unsqueeze(1))[differs].mean())
 
     assert probability_of_best() < 0.5
-    updates = [update(player, network, own, optimizer, lambda: next(numbers)) for _ in range(40)]
+    updates = [
+        a3c.update(player, network, own, optimizer, lambda: next(numbers)) for _ in range(40)
+    ]
     assert probability_of_best() > 0.8
     assert np.mean([speedup for _, speedup, _ in updates[-5:]]) > 1.1
 
 
-def test_systems_of_the_data_that_no_actor_plays_on_are_told(
-    loaded: TrainingData, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unplayed_systems_are_told(loaded: TrainingData, caplog: pytest.LogCaptureFixture) -> None:
     recipe = make_recipe("a3c", SMALL)
     orders_of(loaded, recipe, 0)
     assert not caplog.records

@@ -4,7 +4,6 @@ import copy
 import math
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +11,7 @@ import torch
 from torch import multiprocessing, nn
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.errors import UserError
 from dynamiccl.train.data import TrainingData
-from dynamiccl.train.fit import fit
 from dynamiccl.train.networks import StatefulTrunk
 from dynamiccl.train.online import Pilot, make_loop, orders_of
 from dynamiccl.train.online.a3c import ActorCritic, ActorLearners, Player, Trajectory
@@ -58,9 +55,7 @@ def test_targets_are_the_papers_sum_of_clipped_products() -> None:
     assert advantage[:, 0].numpy() == pytest.approx(expected_advantage)
 
 
-def test_a_trajectory_carries_the_state_at_its_start_and_what_was_likely(
-    loaded: TrainingData,
-) -> None:
+def test_a_trajectory_has_its_first_state_and_what_was_likely(loaded: TrainingData) -> None:
     recipe = replace(LSTM, episode_rounds=50)
     network, player = small_network(loaded, recipe), small_player(loaded, recipe)
     first, second = player.play(network), player.play(network)
@@ -116,12 +111,6 @@ def test_actors_play_on_while_the_learner_learns(loaded: TrainingData) -> None:
     assert not multiprocessing.active_children()
 
 
-def test_a_cluster_is_for_algorithms_that_play(data: Path) -> None:
-    for recipe in (make_recipe("a3c", SMALL), make_recipe("ddqn-dueling")):
-        with pytest.raises(UserError, match="take 'impala-lstm', or leave --ray out"):
-            fit(data, recipe, experiment="x", tracking_uri="sqlite:///x", seed=0, ray="auto")
-
-
 def stubborn(loaded: TrainingData) -> ActorCritic:
     """A network that never wants NCCL's own choice."""
     torch.manual_seed(0)
@@ -137,9 +126,7 @@ def stubborn(loaded: TrainingData) -> ActorCritic:
     return network
 
 
-def test_every_so_many_decisions_about_keys_with_calls_one_is_left_to_nccl(
-    loaded: TrainingData,
-) -> None:
+def test_every_fifth_decision_about_a_called_key_is_a_probe(loaded: TrainingData) -> None:
     network, player = stubborn(loaded), small_player(loaded, PROBING)
     played = [player.play(network) for _ in range(10)]
     action = torch.cat([each.action for each in played])
@@ -200,9 +187,7 @@ def test_a_probe_teaches_the_critic_and_not_the_actor(loaded: TrainingData) -> N
     assert moved("actor.head.")
 
 
-def test_validation_chooses_how_often(
-    loaded: TrainingData, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validation_chooses_period(loaded: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = replace(PROBING, probe_every=(0, 7, 20))
     pilot = Pilot(orders_of(loaded, recipe, 0), lambda: small_network(loaded, recipe))
     monkeypatch.setattr(pilot, "_log_speedup", {0: 0.1, 7: 0.3, 20: 0.2}.__getitem__)
@@ -213,7 +198,7 @@ def test_validation_chooses_how_often(
     assert StatefulPolicyModule(actor, 0.0, 0.0).probe_every == 7
 
 
-def test_the_speedup_is_of_the_most_likely_actions(
+def test_speedup_is_of_likely_actions(
     loaded: TrainingData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = replace(LSTM, probe_every=(0,))
@@ -238,9 +223,7 @@ def test_the_speedup_is_of_the_most_likely_actions(
     assert found[0] != pytest.approx(found[1], rel=0.01)
 
 
-def test_the_fastest_checkpoint_of_the_second_half_is_taken(
-    loaded: TrainingData, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fastest_late_one_is_taken(loaded: TrainingData, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = make_recipe("a3c", [*SMALL, "actors=1", "steps=8", "steps_per_epoch=2"])
     loop = make_loop(loaded, recipe, 0, uses_cost=True)
     speedups, actors = iter([9.0, 9.0, 1.2, 1.1]), list[nn.Module]()

@@ -36,9 +36,7 @@ def _fresh(policy: TorchPolicy, system: str, folder: Path) -> Gated:
     return pass_gate(policy, read(folder))
 
 
-def test_what_only_its_simulator_rewards_does_not_pass_fresh_runs(
-    wrong: Path, tmp_path: Path
-) -> None:
+def test_what_only_its_simulator_rewards_does_not_pass(wrong: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     simulate(SWEEP.replace('system = "b300-nvlink"\nseed', f'system = "{wrong}"\nseed'), data)
     uri = new_store(tmp_path)

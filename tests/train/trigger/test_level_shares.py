@@ -14,11 +14,7 @@ from dynamiccl.datasets.splits import Split, with_split
 from dynamiccl.datasets.steps import CALLS_USED, timed_calls
 from dynamiccl.datasets.store import read
 from dynamiccl.nccl import Collective
-from dynamiccl.simulator.record_jobs import (
-    all_configs,
-    record_jobs,
-    write_calls,
-)
+from dynamiccl.simulator.record_jobs import all_configs, record_jobs, write_calls
 from dynamiccl.simulator.scenario import find_scenario
 from dynamiccl.simulator.system import Group
 from dynamiccl.simulator.systems import find_system
@@ -27,12 +23,7 @@ from dynamiccl.simulator.world import World
 from dynamiccl.train.cautious import cell_of
 from dynamiccl.train.cautious_fit import share_table
 from dynamiccl.train.environment import JobCalls, Tables
-from dynamiccl.train.trigger import (
-    Detector,
-    TriggerModule,
-    interference_levels,
-    level_shares_of,
-)
+from dynamiccl.train.trigger import Detector, TriggerModule, interference_levels, level_shares_of
 
 #: None of a test bin.
 SIZES = (1 << 18, 1 << 20, 1 << 24)
@@ -73,15 +64,14 @@ def the_same(value: float, timed: pl.DataFrame) -> npt.NDArray[np.float32]:
     return np.full(timed.height, value, dtype=np.float32)
 
 
-def test_each_cell_has_its_own_share(calls: pl.DataFrame) -> None:
+def test_each_cell_has_its_own_share_where_it_was_disturbed_and_none_of_test_bins(
+    calls: pl.DataFrame,
+) -> None:
     found = level_shares_of(calls, told)
     assert set(found["octave"]) == {18, 20, 24}
     assert set(found["algorithm"]) == set(SHARES)
     for algorithm, share in found.select("algorithm", "share").iter_rows():
         assert share == pytest.approx(SHARES[algorithm], abs=0.06)
-
-
-def test_what_is_seldom_or_never_disturbed_and_test_bins_are_not_told(calls: pl.DataFrame) -> None:
     for value in (0.0, -1.0):  # quiet, unknown
         assert level_shares_of(calls, partial(the_same, value)).is_empty()
     assert level_shares_of(calls.filter(pl.col("sequence") < 1_010), told).is_empty()
