@@ -1,8 +1,9 @@
 """What the belief is worth, probe by probe.
 
-`few_shot_figures`: judge's worlds probed by what the belief finds worth it, against random probes
-and against times interpolated between the same probes, which act by the same rule; and the three
-shipped systems.
+`few_shot_figures`: judge's worlds probed where the belief finds it most worth what it takes,
+against random probes and against times interpolated between the same probes, which act by the same
+rule; the same worlds swept by `strategy = "adaptive"`, which measures in rounds and is told nothing
+of NCCL's costs; and the three shipped systems.
 
 A probe is one noisy time (sd 2 %) of one config at one size; NCCL's own choice at that size is
 probed as often, and counts as a probe. Truth is the table's. *Slower* is by over 1 %. NAME_lo and
@@ -11,6 +12,7 @@ NAME_hi are 95 % intervals, bootstraps over worlds; `share_worse` are upper ends
 A place is size x A + config of a table of S sizes and A configs, NCCL's own choice the first.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,19 +21,11 @@ from typing import Any, Final
 import numpy as np
 from harness import parallel
 from judge_worlds import DISTINCT, SHIPPED, Floats, Ints, Table, judge_tables, shipped_table
-from numpy.polynomial.hermite_e import hermegauss
 
-from dynamiccl.belief import (
-    AROUND,
-    LEAST_CAUTION,
-    MIN_GAIN,
-    SLOWER,
-    Belief,
-    Bools,
-    neighbours,
-    prior_of,
-    sides,
-)
+from dynamiccl.belief import MIN_GAIN, SLOWER, Belief, Bools, prior_of
+from dynamiccl.collect.grid import Setting, Trial
+from dynamiccl.collect.strategies import Outcome, believe, make_strategy, tasks_of
+from dynamiccl.collect.sweep import GroupShape, Sizes, StrategySettings, SweepFile
 from dynamiccl.drawn_worlds import Grid
 from dynamiccl.nccl import Algorithm, Protocol
 
@@ -45,13 +39,6 @@ _COVERED: Final = 1.645
 _BOOTSTRAPS: Final = 1000
 #: Standard deviation of a measurement, ln of time.
 NOISE: Final = 0.02
-#: Of the places whose worth is looked at: the most promising, and random ones.
-_PROMISING: Final = 25
-_RANDOM: Final = 25
-#: Gauss-Hermite steps of a standard normal, with weights; and what an expected gain is worth
-#: beside a sure one.
-_STEPS: Final = hermegauss(7)
-_OF_EXPECTED: Final = 0.2
 #: Left-out measurements of a config that tell its spread.
 _ENOUGH: Final = 4
 Row = dict[str, Any]
@@ -150,14 +137,17 @@ class Probes:
         """Measurements, those of NCCL's own choice among them."""
         return sum(map(len, self._times.values()))
 
+    def beside(self) -> Ints:
+        """(S, A) whether NCCL's own choice is due: a gain is no surer than the time it is over."""
+        counts = np.zeros(self.can.shape, np.int64)
+        for place, times in self._times.items():
+            counts.flat[place] = len(times)
+        return (counts[:, :1] <= counts).astype(np.int64)
+
     def probe(self, place: int) -> None:
         """Measure a place, and NCCL's own choice beside it as often."""
         default = place // self.can.shape[1] * self.can.shape[1]
-        asked = [place]
-        # A gain is no surer than the time that it is compared with.
-        if len(self._times.get(default, [])) <= len(self._times.get(place, [])):
-            asked.append(default)
-        for each in asked:
+        for each in [place, default][: 1 + self.beside().flat[place]]:
             noise = NOISE * self.random.standard_normal()
             self._times.setdefault(each, []).append(self.table.log_time_us.flat[each] + noise)
         self._belief = None
@@ -176,59 +166,9 @@ class Probes:
         return self._belief
 
 
-def worth(belief: Belief, probes: Probes, places: Ints, noise: float) -> Floats:
-    """(C,) what a measurement of a place, NCCL's choice beside it, brings: gain over all sizes.
-
-    The knowledge gradient (Frazier, Powell and Dayanik 2009) of two sums over the sizes: of the
-    gains that are sure after it, and, for a share, of those that are expected, since it may take
-    several measurements to be sure. `noise` is the variance of a log time.
-    """
-    log2_sizes, shape = np.array(probes.prior.grid.log2_sizes), (len(places), *probes.can.shape)
-    size, action = np.divmod(places, shape[2])
-    variance = np.square(belief.spread / belief.stretch).ravel()
-    moves = _covariance(belief, places) / np.sqrt(variance[places] + 2.0 * noise)[:, None]
-    left = np.sqrt(np.maximum(variance - np.square(moves), 0.0))
-    moves, left = moves.reshape(shape), belief.stretch * left.reshape(shape)
-    below, above = sides((log2_sizes[size] - log2_sizes[:, None]).T[..., None])
-    is_config = (action[:, None] == np.arange(shape[2]))[:, None]
-    near = (belief.default_sides[0] | below) & (belief.default_sides[1] | above)
-    near = near[..., None] & (belief.config_near | (is_config & (below | above)[..., None]))
-    bar = np.maximum(LEAST_CAUTION * left, MIN_GAIN)
-    row, column = np.divmod(probes.rows()[0], shape[2])
-    told = row[column == 0]
-    around = np.stack([neighbours(np.append(told, each), shape[1]) for each in size], axis=1)
-    number, found = np.arange(len(places))[:, None], np.zeros(len(places))
-    for step, weight in zip(*_STEPS, strict=True):
-        gain = np.where(probes.can, belief.gain + step * moves, 0.0)
-        gains = gain > AROUND * left
-        may = near & gains[number, around[0]] & gains[number, around[1]]
-        sure = np.where(may & (gain > bar), gain, 0.0).max(axis=2).sum(axis=1)
-        expected = np.maximum(gain, 0.0).max(axis=2).sum(axis=1)
-        found += weight / math.sqrt(2.0 * math.pi) * (sure + _OF_EXPECTED * expected)
-    return found
-
-
-def _covariance(belief: Belief, places: Ints) -> Floats:
-    """(C, N) covariances of some places' gains with all, before the stretch."""
-    found = belief._moves[:, places].T @ belief._moves
-    default, columns = belief._default, np.arange(len(belief._default))
-    found += belief._left[default[places], None] * (default[places, None] == default)
-    found += belief._left[places, None] * (places[:, None] == columns)
-    return np.asarray(found)
-
-
 def by_worth(probes: Probes) -> int:
-    """Where a measurement brings most, as the belief expects."""
-    belief = probes.belief()
-    hoped = np.where(probes.can, belief.gain + belief.spread, -np.inf)
-    of_each = hoped.argmax(axis=0) * hoped.shape[1] + np.arange(hoped.shape[1])
-    more = hoped - np.maximum(belief.gain.max(axis=1), 0.0)[:, None]
-    promising = np.argsort(more.ravel())[::-1][:_PROMISING]
-    there = np.flatnonzero(probes.can)
-    others = probes.random.choice(there, min(_RANDOM, len(there)), replace=False)
-    places = np.unique(np.concatenate([of_each, promising, others]))
-    places = places[probes.can.flat[places]]
-    return int(places[worth(belief, probes, places, NOISE**2).argmax()])
+    """Where a measurement brings most for what it takes, as the belief expects."""
+    return probes.belief().most_worth(1, NOISE**2, probes.random, probes.beside())[0][0]
 
 
 def at_random(probes: Probes) -> int:
@@ -309,16 +249,56 @@ def play(table: Table, seed: int, way: str, looks: Sequence[int]) -> list[Row]:
     return found
 
 
+def swept(table: Table, seed: int, looks: Sequence[int]) -> list[Row]:
+    """Sweep a table by `strategy = "adaptive"`, which knows no costs; scores after its rounds."""
+    shape = GroupShape(num_nodes=table.shape[0], ranks_per_node=table.shape[1])
+    setting = Setting(table.collective, *table.shape, *table.shape)
+    file = SweepFile(
+        name="swept",
+        system=table.name,
+        collectives=(table.collective.wire,),
+        groups=(shape,),
+        sizes=Sizes(list=table.sizes_bytes),
+        strategy=StrategySettings(kind="adaptive", max_rounds=NEVER, seed=seed),
+    )
+    there = np.argwhere(np.isfinite(table.log_time_us)).tolist()
+    trials = {
+        (size, action): Trial(setting, table.sizes_bytes[size], table.configs[action])
+        for size, action in there
+    }
+    log_us = {trial.key: table.log_time_us[place] for place, trial in trials.items()}
+    action_of = {config: action for action, config in enumerate(table.configs)}
+    [tasks] = tasks_of(list(trials.values())).values()
+    strategy, random = make_strategy(file, list(trials.values())), np.random.default_rng(seed)
+    history, chosen = list[Outcome](), [(0, np.zeros(len(tasks), np.int64))]
+    for number in itertools.count():
+        picks = strategy.next_picks(number, history)
+        if picks is None or chosen[-1][0] > max(looks):
+            break
+        for pick in picks:
+            time_us = math.exp(log_us[pick.key] + NOISE * random.standard_normal())
+            history.append(Outcome(pick.key, number, time_us, ok=True))
+        found = believe(tasks, history)
+        decided = [found.trials[place].config for place in enumerate(found.belief.decide())]
+        chosen.append((len(history), np.array([action_of[config] for config in decided])))
+    about = {"world": table.name, "seed": seed, "way": "adaptive", "choose": "belief"}
+    at = {look: [each for count, each in chosen if count <= look][-1] for look in looks}
+    return [about | {"look": n} | judged(table.log_time_us, each) for n, each in at.items()]
+
+
 def few_shot_figures(count: int) -> dict[str, Any]:
     """Curves of `count` worlds and of the shipped systems, and probes to 2 % of regret."""
     tables = judge_tables(count, 0)
     jobs = [(table, i, "worth", LOOKS) for i, table in enumerate(tables)]
     jobs += [(table, i, "random", LOOKS) for i, table in enumerate(tables[: count // 2])]
     rows = in_parallel(play, jobs)
+    strategy = in_parallel(swept, [(table, i, LOOKS) for i, table in enumerate(tables)])
+    rows += strategy
     ours = of(rows, way="worth", choose="belief")
     figures: dict[str, Any] = {"few_shot_worlds": count, **_probes(ours, "probes")}
     figures |= _probes(of(rows, way="random", choose="belief"), "random_probes")
     figures |= _probes(of(rows, way="worth", choose="interpolated"), "interpolated_probes")
+    figures |= _probes(strategy, "adaptive_probes") | _safety(strategy, "adaptive")
     figures |= _safety(ours, "few_shot")
     late = [row for row in ours if row["look"] > 0]
     by_world = [summed(each) for each in by(late, "world").values()]
@@ -326,7 +306,12 @@ def few_shot_figures(count: int) -> dict[str, Any]:
     figures |= with_interval("coverage_chosen", by_world, ratio("chosen_inside", "acts"))
     figures["few_shot"] = {
         f"{way}, {choose}": _curve(of(rows, way=way, choose=choose))
-        for way, choose in (("worth", "belief"), ("random", "belief"), ("worth", "interpolated"))
+        for way, choose in (
+            ("worth", "belief"),
+            ("adaptive", "belief"),
+            ("random", "belief"),
+            ("worth", "interpolated"),
+        )
     }
     return figures | _shipped_figures()
 

@@ -2,23 +2,23 @@
 
 exhaustive   the whole grid in each cycle
 random       a fresh uniform share of every task's configs in each cycle
-adaptive     where it is in doubt which config is best
+adaptive     what the belief (`dynamiccl/belief.py`) finds most worth a measurement
 
-All measure NCCL's default twice in each round of a task. Adaptive spreads the slots of round 0 over
-(algorithm, protocol) subspaces, so that neighbouring sizes see different ones; then the belief
-(`dynamiccl/belief.py`) says what each decision may cost. A slot is a draw with replacement, of
+All measure NCCL's default in each round of a task: twice, but adaptive once beside a single config.
+Adaptive's round is SLOTS slots of each setting that is in doubt: the task and config that are worth
+most for what they take, as if those before had brought what is expected. Of a slot's task it draws,
+with replacement,
 
-    q(config) = (1 - epsilon) policy(config) + epsilon / number of configs
+    q(config) = (1 - epsilon) [it is the one that is worth most] + epsilon / number of configs
 """
 
 import hashlib
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,17 +28,18 @@ from dynamiccl.collect.schedule import grouped
 from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.datasets.cells import is_unwell
 from dynamiccl.datasets.schema import Status
-from dynamiccl.drawn_worlds import Floats, Grid, Ints
-from dynamiccl.nccl import ABSTAIN
+from dynamiccl.drawn_worlds import Floats, Grid
+from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.repeats import cells_of
 
 Picks = tuple[Trial, ...]
-#: Octaves of round 0 in which each subspace is seen once.
-_FIRST_OCTAVES: Final = 1.5
+_Kind = TypeVar("_Kind", bound=Hashable)
+#: Of a setting in a round of adaptive: fewer learn more, but each round is a process at least.
+SLOTS: Final = 6
 _DRAWS: Final = 400
-#: A policy's share for the config believed fastest.
-_OF_LEADER: Final = 0.1
-#: So many failures without a success rule a subspace out.
+#: Ln of time, before anything was measured: of a single call.
+_NOISE: Final = 0.03
+#: So many failures without a success rule a config out, or its algorithm and protocol.
 _RULED_OUT: Final = 3
 
 
@@ -143,20 +144,17 @@ class Cycles:
         return (*task.default_pair(), *again)
 
 
-class _Slots(NamedTuple):
+class _Slot(NamedTuple):
     task: TaskTrials
     trials: Sequence[Trial]
-    #: Shape (slots, k).
+    #: (k,) of the trials.
     odds: Floats
-    #: What an undecided task may cost, a share of the time: where a short budget goes first.
-    doubt: float
-
-    def cost(self) -> int:
-        return len(self.odds) + len(self.task.default_pair())
+    #: Ln of time that a measurement saves, over the setting's sizes: first what a short budget has.
+    worth: float
 
 
 class Adaptive:
-    """Measures uncertain tasks until rounds or budget are spent."""
+    """Measures what is worth most until all is certain, or rounds or budget are spent."""
 
     def __init__(self, file: SweepFile, trials: Sequence[Trial]) -> None:
         self._settings, self._seed = file.strategy, (file.name, file.strategy.seed)
@@ -169,61 +167,52 @@ class Adaptive:
         if number >= self._settings.max_rounds:
             return None
         before = [outcome for outcome in history if outcome.round < number]
-        slots = list(self._later(number, before) if number else self._first())
         left = self._budget - sum(not outcome.infeasible for outcome in before)
-        order = sorted(range(len(slots)), key=lambda index: -slots[index].doubt)
-        costs = accumulate(slots[index].cost() for index in order)
-        taken = {index for index, cost in zip(order, costs, strict=True) if cost <= left}
-        picks = [p for i, each in enumerate(slots) if i in taken for p in self._draw(each, number)]
+        taken: dict[str, list[_Slot]] = {}
+        for slot in sorted(self._slots(number, before), key=lambda slot: -slot.worth):
+            cost = 1 + (len(taken.get(slot.task.key, ())) < 2)
+            if cost <= left:
+                taken.setdefault(slot.task.key, []).append(slot)
+                left -= cost
+        picks = [pick for slots in taken.values() for pick in self._draw(slots, number)]
         return (*(() if number else self._infeasible), *picks) or None
 
     def expected_picks(self) -> int:
         """An upper bound; most sweeps end much earlier."""
-        total = sum(slots.cost() for slots in self._first())
-        for members in self._tasks.values():
-            live = [task for task in members if task.candidates]
-            in_round = sum(len(task.default_pair()) + later_slots(members) for task in live)
-            total += in_round * (self._settings.max_rounds - 1)
+        live = sum(any(task.candidates for task in members) for members in self._tasks.values())
+        total = live * self._settings.max_rounds * SLOTS * 2
         return len(self._infeasible) + int(min(total, self._budget))
 
-    def _draw(self, slots: _Slots, number: int) -> Iterator[Trial]:
-        generator = np.random.default_rng(seed_of(*self._seed, number, slots.task.key))
-        yield from slots.task.default_pair()
+    def _draw(self, slots: Sequence[_Slot], number: int) -> Iterator[Trial]:
+        """The picks of a task."""
+        generator = np.random.default_rng(seed_of(*self._seed, number, slots[0].task.key))
+        yield from slots[0].task.default_pair()[: len(slots)]
         repeats = Counter[int]()
-        for odds in slots.odds:
-            index = int(generator.choice(len(slots.trials), p=odds))
-            trial, probability = slots.trials[index], float(odds[index])
+        for slot in slots:
+            index = int(generator.choice(len(slot.trials), p=slot.odds))
+            trial, probability = slot.trials[index], float(slot.odds[index])
             yield replace(trial, repeat=repeats[index], probability=probability)
             repeats[index] += 1
 
-    def _explored(self, policy: Floats) -> Floats:
+    def _slots(self, number: int, before: Sequence[Outcome]) -> Iterator[_Slot]:
         epsilon = self._settings.epsilon
-        mixed = (1.0 - epsilon) * policy + epsilon / max(policy.shape[-1], 1)
-        result: Floats = mixed / mixed.sum(axis=-1, keepdims=True)
-        return result
-
-    def _first(self) -> Iterator[_Slots]:
-        for members in self._tasks.values():
-            for task, policy in zip(members, first_policies(members), strict=True):
-                # A budget too short for all takes some of all sizes.
-                doubt = seed_of(self._seed[0], task.key) / 2**64
-                yield _Slots(task, task.candidates, self._explored(policy), doubt)
-
-    def _later(self, number: int, before: Sequence[Outcome]) -> Iterator[_Slots]:
-        confidence, tolerance = self._settings.confidence, self._settings.tolerance
         for setting, members in self._tasks.items():
-            slots, found = later_slots(members), believe(members, before)
-            seed = seed_of(*self._seed, number, setting.key)
-            lost = found.lost(np.random.default_rng(seed))
-            regret = lost.max(axis=2)
-            is_sure = (regret <= tolerance).mean(axis=0) >= confidence
-            is_sure |= regret.mean(axis=0) < tolerance
-            for size in np.flatnonzero(~is_sure).tolist():
-                actions = np.flatnonzero(found.allowed[size])[1:].tolist()
-                trials = [found.trials[size, action] for action in actions]
-                policy = found.policy(size, lost[:, size])[actions]
-                odds = np.tile(self._explored(policy), (slots, 1))
-                yield _Slots(members[size], trials, odds, float(regret[:, size].mean()))
+            found = believe(members, before)
+            random = np.random.default_rng(seed_of(*self._seed, number, setting.key))
+            if self._is_sure(found, random):
+                continue
+            for place, worth in found.belief.most_worth(SLOTS, found.noise, random):
+                size, best = divmod(place, found.allowed.shape[1])
+                actions = np.flatnonzero(found.allowed[size])[1:]
+                odds = (1.0 - epsilon) * (actions == best) + epsilon / len(actions)
+                trials = [found.trials[size, action] for action in actions.tolist()]
+                yield _Slot(members[size], trials, odds / odds.sum(), worth)
+
+    def _is_sure(self, found: "Believed", random: np.random.Generator) -> bool:
+        confidence, tolerance = self._settings.confidence, self._settings.tolerance
+        regret = found.regret(random)
+        is_sure = (regret <= tolerance).mean(axis=0) >= confidence
+        return bool(is_sure.all() or regret.mean() < tolerance)
 
 
 #: Pure functions of the outcomes of earlier rounds, in any order.
@@ -235,32 +224,12 @@ def make_strategy(file: SweepFile, trials: Sequence[Trial]) -> Strategy:
     return (Adaptive if file.strategy.kind == "adaptive" else Cycles)(file, trials)
 
 
-def first_policies(tasks: Sequence[TaskTrials]) -> list[Floats]:
-    """Round 0 of a setting: for each task (slots, k), each slot uniform over a subspace."""
-    kinds = [[_subspace(trial) for trial in task.candidates] for task in tasks]
-    most = max(len(set(kind)) for kind in kinds)
-    log2_sizes = [math.log2(task.size_bytes) for task in tasks]
-    step = (max(log2_sizes) - min(log2_sizes)) / max(len(tasks) - 1, 1) or _FIRST_OCTAVES
-    slots = max(math.ceil(most * min(step / _FIRST_OCTAVES, 1.0)), math.ceil(most / len(tasks)))
-    policies = []
-    for number, kind in enumerate(kinds):
-        names = list(dict.fromkeys(kind))
-        rows = np.zeros((slots if names else 0, len(kind)))
-        for slot, row in enumerate(rows):
-            name = names[(number * slots + slot) % len(names)]
-            row[:] = [float(one == name) / kind.count(name) for one in kind]
-        policies.append(rows)
-    return policies
+def _subspace(config: Config) -> tuple[Algorithm | None, Protocol | None]:
+    return config.algorithm, config.protocol
 
 
-def later_slots(tasks: Sequence[TaskTrials]) -> int:
-    """Slots of an uncertain task after round 0: small steps learn more, but each costs a pair."""
-    most = max(len(task.candidates) for task in tasks)
-    return min(max(math.ceil(most / 10), 1), 3)
-
-
-def _subspace(trial: Trial) -> tuple[object, object]:
-    return trial.config.algorithm, trial.config.protocol
+def _ruled_out(failures: Counter[_Kind], worked: Set[_Kind]) -> set[_Kind]:
+    return {kind for kind, count in failures.items() if count >= _RULED_OUT} - worked
 
 
 class Believed(NamedTuple):
@@ -271,29 +240,19 @@ class Believed(NamedTuple):
     trials: Mapping[tuple[int, int], Trial]
     #: (S, A) may be chosen; nothing where the default failed.
     allowed: Bools
-    #: (S,) the config that a table would have now.
-    decided: Ints
+    #: Variance of a single log time.
+    noise: float
 
-    def lost(self, random: np.random.Generator) -> Floats:
-        """(draws, S, A) log time of the decision over each config's; 0 if no slower."""
-        gains = self.belief.draws(_DRAWS, random)
-        own = np.take_along_axis(gains, self.decided[None, :, None], axis=2)
-        found: Floats = np.where(self.allowed, np.maximum(gains - own, 0.0), 0.0)
-        return found
-
-    def policy(self, size: int, lost: Floats) -> Floats:
-        """(A,) of a task: a tenth for the leader, the rest by what is lost (draws, A)."""
-        others = self.allowed[size].copy()
-        others[0] = False
-        leader = np.where(others, self.belief.gain[size], -np.inf).argmax()
-        by_config = np.bincount(lost.argmax(axis=1), lost.max(axis=1), len(others))
-        chosen: Floats = (1.0 - _OF_LEADER) * by_config / by_config.sum()
-        chosen[leader] += _OF_LEADER
-        return chosen
+    def regret(self, random: np.random.Generator) -> Floats:
+        """(draws, S) log time of what a table would take now over the best."""
+        gains = np.where(self.allowed, self.belief.draws(_DRAWS, random), 0.0)
+        decided = self.belief.decide()[None, :, None]
+        own = np.take_along_axis(gains, decided, axis=2)[..., 0]
+        return np.asarray(gains.max(axis=2) - own)
 
 
 def believe(tasks: Sequence[TaskTrials], history: Sequence[Outcome]) -> Believed:
-    """The belief about a setting; one round of a default is no proof: all of it may be slow."""
+    """The belief about a setting."""
     configs = (ABSTAIN, *dict.fromkeys(t.config for task in tasks for t in task.candidates))
     number = {config: action for action, config in enumerate(configs)}
     trials = {
@@ -318,14 +277,16 @@ def believe(tasks: Sequence[TaskTrials], history: Sequence[Outcome]) -> Believed
     prior = prior_of(Grid(log2_sizes, configs))
     variance = doubted(prior, places, log_us, variance, repeats)
     failed = {outcome.trial_key for outcome in history if not outcome.ok}
-    failures = Counter(_subspace(trial) for trial in trials.values() if trial.key in failed)
-    worked = {_subspace(trial) for trial in trials.values() if trial.key in cells}
+    failures = Counter(trial.config for trial in trials.values() if trial.key in failed)
+    worked = {trial.config for trial in trials.values() if trial.key in cells}
+    out = _ruled_out(failures, worked)
+    # Of an algorithm and protocol so many configs must fail: it may be that many channels do.
+    of_both = _ruled_out(Counter(map(_subspace, failures)), set(map(_subspace, worked)))
     allowed = np.zeros((len(tasks), len(configs)), dtype=np.bool_)
     for place, trial in trials.items():
-        subspace = _subspace(trial)
-        is_possible = subspace in worked or failures[subspace] < _RULED_OUT
-        allowed[place] = is_possible and trial.key not in failed
+        is_out = trial.config in out or _subspace(trial.config) in of_both
+        allowed[place] = not is_out and trial.key not in failed
     allowed &= allowed[:, :1]
     belief = Belief(prior, places, log_us, variance, allowed=allowed)
-    rounds = [len({each for each, _ in times.get(default, ())}) for default in defaults]
-    return Believed(belief, trials, allowed, np.where(np.array(rounds) > 1, belief.decide(), 0))
+    noise = float(np.median(variance * repeats)) if len(places) else _NOISE**2
+    return Believed(belief, trials, allowed, noise)

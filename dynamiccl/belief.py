@@ -29,6 +29,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numpy.polynomial.hermite_e import hermegauss
 from numpy.random import Generator, default_rng
 
 from dynamiccl.drawn_worlds import Floats, Grid, Ints, draw_worlds
@@ -67,6 +68,13 @@ _CAUTIONS: Final = np.arange(LEAST_CAUTION, 8.01, 0.25)
 _USUAL: Final = 0.99
 #: Usual ones beside those found: a few say little of the spread.
 _FEW: Final = 4.0
+#: Of the places whose worth is looked at: the most promising, and random ones.
+_PROMISING: Final = 25
+_RANDOM: Final = 25
+#: Gauss-Hermite steps of a standard normal, with weights; and what an expected gain is worth
+#: beside a sure one.
+_STEPS: Final = hermegauss(7)
+_OF_EXPECTED: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +260,88 @@ class Belief:
         own = np.sqrt(self._left) * random.standard_normal((count, len(self._left)))
         off = (moved + own[:, self._default] - own).reshape(count, *self._shape)
         return np.asarray(self.gain + self.stretch * off)
+
+    def most_worth(
+        self, count: int, noise: float, random: Generator, beside: int | Ints = 1
+    ) -> list[tuple[int, float]]:
+        """(place, worth) of `count` next measurements: what is worth most for what it takes.
+
+        The worth is what a measurement of the config and NCCL's choice brings: the knowledge
+        gradient (Frazier, Powell and Dayanik 2009) of two sums over the sizes, of the gains that
+        are sure after it, and, for a share, of those that are expected, since it may take several
+        measurements to be sure. Each counts as if those before it had brought what is expected.
+        `noise` is the variance of a log time; `random` draws some of the places that are looked at.
+        The first at a size takes `beside` measurements of NCCL's choice, (S, A) or all the same.
+        """
+        places = self._candidates(random)
+        size, action = np.divmod(places, self._shape[1])
+        is_config = (action[:, None] == np.arange(self._shape[1]))[:, None]
+        below, above = sides((self._log2_sizes[size] - self._log2_sizes[:, None]).T[..., None])
+        row, column = np.divmod(self._places, self._shape[1])
+        told, (side_below, side_above) = row[column == 0], self.default_sides
+        near, covariance, variance = self.config_near, self._covariance(places), self._variance
+        cost = 1.0 + np.broadcast_to(beside, self._shape).ravel()[places]
+        found, sizes = list[tuple[int, float]](), range(self._shape[0])
+        for _ in range(count if len(places) else 0):
+            both = (side_below | below) & (side_above | above)
+            may = both[..., None] & (near | (is_config & (below | above)[..., None]))
+            around = np.stack([neighbours(np.append(told, each), len(sizes)) for each in sizes])
+            total = variance[places] + 2.0 * noise
+            value = self._value(covariance / np.sqrt(total)[:, None], variance, may, around[size])
+            may = ((side_below & side_above)[:, None] & near)[None]
+            now = neighbours(told, len(sizes))[None]
+            before = self._value(np.zeros((1, len(variance))), variance, may, now)
+            worth = (value - before) / cost
+            best = int(worth.argmax())
+            found.append((int(places[best]), float(worth[best])))
+            moved = covariance[best]
+            variance = np.maximum(variance - np.square(moved) / total[best], 0.0)
+            covariance = covariance - covariance[:, places[best], None] * (moved / total[best])
+            told = np.append(told, size[best])
+            side_below, side_above = side_below | below[best], side_above | above[best]
+            near = near | (is_config[best] & (below | above)[best, :, None])
+            cost = np.where(size == size[best], 1.0, cost)
+        return found
+
+    def _candidates(self, random: Generator) -> Ints:
+        """(C,) each config where it promises most, the most promising places, and random ones."""
+        there = np.flatnonzero(self._allowed)
+        if not len(there):
+            return there
+        hoped = np.where(self._allowed, self.gain + self.spread, -np.inf)
+        of_each = hoped.argmax(axis=0) * self._shape[1] + np.arange(self._shape[1])
+        more = hoped - np.maximum(self.gain.max(axis=1), 0.0)[:, None]
+        promising = np.argsort(more.ravel())[::-1][:_PROMISING]
+        others = random.choice(there, min(_RANDOM, len(there)), replace=False)
+        places = np.unique(np.concatenate([of_each, promising, others]))
+        return places[self._allowed.flat[places]]
+
+    def _covariance(self, places: Ints) -> Floats:
+        """(C, N) covariances of some places' gains with all, before the stretch."""
+        found = self._moves[:, places].T @ self._moves
+        default, columns = self._default, np.arange(len(self._default))
+        found += self._left[default[places], None] * (default[places, None] == default)
+        found += self._left[places, None] * (places[:, None] == columns)
+        return np.asarray(found)
+
+    def _value(self, moves: Floats, variance: Floats, may: Bools, around: Ints) -> Floats:
+        """(C,) the sums after measurements that move the gains by `moves` (C, N).
+
+        `may` (C, S, A): where one may act then; `around` (C, 2, S): measured sizes beside each.
+        """
+        left = self.stretch * np.sqrt(np.maximum(variance - np.square(moves), 0.0))
+        moves, left = moves.reshape(may.shape), left.reshape(may.shape)
+        bar = np.maximum(LEAST_CAUTION * left, MIN_GAIN)
+        below, above = around[:, 0], around[:, 1]
+        number, found = np.arange(len(moves))[:, None], np.zeros(len(moves))
+        for step, weight in zip(*_STEPS, strict=True):
+            gain = np.where(self._allowed, self.gain + step * moves, 0.0)
+            gains = gain > AROUND * left
+            acts = may & gains[number, below] & gains[number, above] & (gain > bar)
+            sure = np.where(acts, gain, 0.0).max(axis=2).sum(axis=1)
+            expected = np.maximum(gain, 0.0).max(axis=2).sum(axis=1)
+            found += weight / math.sqrt(2.0 * math.pi) * (sure + _OF_EXPECTED * expected)
+        return found
 
     @property
     def may_act(self) -> Bools:

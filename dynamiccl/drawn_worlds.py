@@ -58,7 +58,7 @@ _CONFIG_FIELD: Final = 0.15
 #: configs share and of a config's own; and the chance that a config is off from the first size on.
 _JUMPS: Final = 0.12
 _CELL_JUMP: Final = 0.4
-_CONFIG_JUMP: Final = 0.4
+_CONFIG_JUMP: Final = 0.5
 _APART: Final = 0.1
 #: How the channels that NCCL opens compare with the most that the grid asks for.
 _OPENED: Final = (0.5, 0.7, 1.0, 1.0, 1.0, 1.0, 1.4, 2.0)
