@@ -161,13 +161,19 @@ class Adaptive:
         self._budget = file.budget.max_measurements or math.inf
         self._infeasible = [trial for trial in trials if trial.infeasible is not None]
         self._tasks = tasks_of(trials)
+        tasks = [task for members in self._tasks.values() for task in members]
+        alone = [pick for task in tasks if not task.candidates for pick in task.default_pair()]
+        #: NCCL's default where there is nothing to compare with.
+        self._alone = alone[: file.budget.max_measurements]
 
     def next_picks(self, number: int, history: Sequence[Outcome]) -> Picks | None:
         """This round's draws; None when all is certain, or spent."""
         if number >= self._settings.max_rounds:
             return None
         before = [outcome for outcome in history if outcome.round < number]
+        first = () if number else (*self._infeasible, *self._alone)
         left = self._budget - sum(not outcome.infeasible for outcome in before)
+        left -= 0 if number else len(self._alone)
         taken: dict[str, list[_Slot]] = {}
         for slot in sorted(self._slots(number, before), key=lambda slot: -slot.worth):
             cost = 1 + (len(taken.get(slot.task.key, ())) < 2)
@@ -175,12 +181,12 @@ class Adaptive:
                 taken.setdefault(slot.task.key, []).append(slot)
                 left -= cost
         picks = [pick for slots in taken.values() for pick in self._draw(slots, number)]
-        return (*(() if number else self._infeasible), *picks) or None
+        return (*first, *picks) or None
 
     def expected_picks(self) -> int:
         """An upper bound; most sweeps end much earlier."""
         live = sum(any(task.candidates for task in members) for members in self._tasks.values())
-        total = live * self._settings.max_rounds * SLOTS * 2
+        total = len(self._alone) + live * self._settings.max_rounds * SLOTS * 2
         return len(self._infeasible) + int(min(total, self._budget))
 
     def _draw(self, slots: Sequence[_Slot], number: int) -> Iterator[Trial]:

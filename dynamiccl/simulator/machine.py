@@ -153,7 +153,6 @@ def machine_names() -> list[str]:
     return toml_names(_SHIPPED)
 
 
-@cache
 def find_machine(name: str) -> Machine:
     """A built-in machine, or that of a TOML file. Raises UnknownName, and as `parse_toml`."""
     file = FilePath(name)
@@ -163,8 +162,13 @@ def find_machine(name: str) -> Machine:
         text = (_SHIPPED / f"{name}{_SUFFIX}").read_bytes()
     else:
         raise UnknownName("machine", name, machine_names())
-    found = parse_toml(Machine, text, where=f"machine {name}")
-    return found.model_copy(update={"name": file.stem if file.suffix == _SUFFIX else name})
+    return _parsed(name, file.stem if file.suffix == _SUFFIX else name, text)
+
+
+@cache
+def _parsed(where: str, name: str, text: bytes) -> Machine:
+    found = parse_toml(Machine, text, where=f"machine {where}")
+    return found.model_copy(update={"name": name})
 
 
 class Generation(IntEnum):

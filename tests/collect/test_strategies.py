@@ -306,3 +306,5 @@ def test_tiny_grids(changes: dict[str, str]) -> None:
 
     world, table = play(adaptive(**changes), truth, 0.01)
     assert regret(world, table) < (0.04 if "AllGather" not in str(changes) else math.inf)
+    if "AlltoAll" in str(changes):
+        assert Counter(map(len, world.rounds)) == {2 * 11: 1}
