@@ -57,8 +57,8 @@ def make_plan(sweep: Sweep) -> Plan:
     is_adaptive = file.strategy.kind == "adaptive"
     rounds = file.strategy.max_rounds if is_adaptive else file.cycles
     expected = strategy.expected_picks()
-    # Later adaptive rounds are smaller.
-    share = min(1.0, expected / (rounds * len(trials))) if is_adaptive and trials else 1.0
+    # Adaptive rounds differ in size.
+    share = expected / (rounds * len(trials)) if is_adaptive and trials else 1.0
     launches: Counter[LaunchMode] = Counter()
     gpu_seconds, seconds = 0.0, defaultdict[str, float](float)
     call_us = call_times(model, rules)

@@ -4,10 +4,10 @@ exhaustive   the whole grid in each cycle
 random       a fresh uniform share of every task's configs in each cycle
 adaptive     what the belief (`dynamiccl/belief.py`) finds most worth a measurement
 
-All measure NCCL's default in each round of a task: twice, but adaptive once beside a single config.
-Adaptive's round is SLOTS slots of each setting that is in doubt: the task and config that are worth
-most for what they take, as if those before had brought what is expected. Of a slot's task it draws,
-with replacement,
+All measure NCCL's default in each round of a task, adaptive once and the others twice. Adaptive's
+round is SLOTS slots of each setting that is in doubt: the task and config that are worth most for
+what they take, as if those before had brought what is expected. Of a slot's task it draws, with
+replacement,
 
     q(config) = (1 - epsilon) [it is the one that is worth most] + epsilon / number of configs
 """
@@ -30,15 +30,13 @@ from dynamiccl.datasets.cells import is_unwell
 from dynamiccl.datasets.schema import Status
 from dynamiccl.drawn_worlds import Floats, Grid
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
-from dynamiccl.repeats import cells_of
+from dynamiccl.repeats import MEDIAN_VARIANCE, NOISE, cells_of
 
 Picks = tuple[Trial, ...]
 _Kind = TypeVar("_Kind", bound=Hashable)
 #: Of a setting in a round of adaptive: fewer learn more, but each round is a process at least.
 SLOTS: Final = 6
 _DRAWS: Final = 400
-#: Ln of time, before anything was measured: of a single call.
-_NOISE: Final = 0.03
 #: So many failures without a success rule a config out, or its algorithm and protocol.
 _RULED_OUT: Final = 3
 
@@ -162,29 +160,29 @@ class Adaptive:
         self._infeasible = [trial for trial in trials if trial.infeasible is not None]
         self._tasks = tasks_of(trials)
         tasks = [task for members in self._tasks.values() for task in members]
-        alone = [pick for task in tasks if not task.candidates for pick in task.default_pair()]
         #: NCCL's default where there is nothing to compare with.
-        self._alone = alone[: file.budget.max_measurements]
+        self._alone = [p for task in tasks if not task.candidates for p in task.default_pair()]
 
     def next_picks(self, number: int, history: Sequence[Outcome]) -> Picks | None:
         """This round's draws; None when all is certain, or spent."""
         if number >= self._settings.max_rounds:
             return None
         before = [outcome for outcome in history if outcome.round < number]
-        first = () if number else (*self._infeasible, *self._alone)
         left = self._budget - sum(not outcome.infeasible for outcome in before)
-        left -= 0 if number else len(self._alone)
         taken: dict[str, list[_Slot]] = {}
         for slot in sorted(self._slots(number, before), key=lambda slot: -slot.worth):
-            cost = 1 + (len(taken.get(slot.task.key, ())) < 2)
+            cost = 1 if slot.task.key in taken else 2
             if cost <= left:
                 taken.setdefault(slot.task.key, []).append(slot)
                 left -= cost
         picks = [pick for slots in taken.values() for pick in self._draw(slots, number)]
-        return (*first, *picks) or None
+        if number:
+            return tuple(picks) or None
+        alone = self._alone[: int(min(left, len(self._alone)))]
+        return (*self._infeasible, *picks, *alone) or None
 
     def expected_picks(self) -> int:
-        """An upper bound; most sweeps end much earlier."""
+        """An upper bound, but for what fills the gaps of a process's sizes."""
         live = sum(any(task.candidates for task in members) for members in self._tasks.values())
         total = len(self._alone) + live * self._settings.max_rounds * SLOTS * 2
         return len(self._infeasible) + int(min(total, self._budget))
@@ -192,7 +190,7 @@ class Adaptive:
     def _draw(self, slots: Sequence[_Slot], number: int) -> Iterator[Trial]:
         """The picks of a task."""
         generator = np.random.default_rng(seed_of(*self._seed, number, slots[0].task.key))
-        yield from slots[0].task.default_pair()[: len(slots)]
+        yield from slots[0].task.default_pair()[:1]
         repeats = Counter[int]()
         for slot in slots:
             index = int(generator.choice(len(slot.trials), p=slot.odds))
@@ -207,18 +205,21 @@ class Adaptive:
             random = np.random.default_rng(seed_of(*self._seed, number, setting.key))
             if self._is_sure(found, random):
                 continue
+            least = math.inf
             for place, worth in found.belief.most_worth(SLOTS, found.noise, random):
+                # A slot counts on those before it.
+                least = min(least, worth)
                 size, best = divmod(place, found.allowed.shape[1])
                 actions = np.flatnonzero(found.allowed[size])[1:]
                 odds = (1.0 - epsilon) * (actions == best) + epsilon / len(actions)
                 trials = [found.trials[size, action] for action in actions.tolist()]
-                yield _Slot(members[size], trials, odds / odds.sum(), worth)
+                yield _Slot(members[size], trials, odds / odds.sum(), least)
 
     def _is_sure(self, found: "Believed", random: np.random.Generator) -> bool:
         confidence, tolerance = self._settings.confidence, self._settings.tolerance
         regret = found.regret(random)
         is_sure = (regret <= tolerance).mean(axis=0) >= confidence
-        return bool(is_sure.all() or regret.mean() < tolerance)
+        return bool((is_sure | (regret.mean(axis=0) < tolerance)).all())
 
 
 #: Pure functions of the outcomes of earlier rounds, in any order.
@@ -281,7 +282,7 @@ def believe(tasks: Sequence[TaskTrials], history: Sequence[Outcome]) -> Believed
     places = np.array([size * len(configs) + action for size, action in seen], dtype=np.int64)
     log_us, variance, repeats = np.array([*seen.values()]).reshape(-1, 3).T
     prior = prior_of(Grid(log2_sizes, configs))
-    variance = doubted(prior, places, log_us, variance, repeats)
+    doubtful = doubted(prior, places, log_us, variance, repeats)
     failed = {outcome.trial_key for outcome in history if not outcome.ok}
     failures = Counter(trial.config for trial in trials.values() if trial.key in failed)
     worked = {trial.config for trial in trials.values() if trial.key in cells}
@@ -293,6 +294,8 @@ def believe(tasks: Sequence[TaskTrials], history: Sequence[Outcome]) -> Believed
         is_out = trial.config in out or _subspace(trial.config) in of_both
         allowed[place] = not is_out and trial.key not in failed
     allowed &= allowed[:, :1]
-    belief = Belief(prior, places, log_us, variance, allowed=allowed)
-    noise = float(np.median(variance * repeats)) if len(places) else _NOISE**2
+    belief = Belief(prior, places, log_us, doubtful, allowed=allowed)
+    # A median of three or more is not as sure as their mean (`repeats.cell_of`).
+    single = variance * repeats / np.where(repeats > 2, MEDIAN_VARIANCE, 1.0)
+    noise = float(np.median(single)) if len(places) else NOISE**2
     return Believed(belief, trials, allowed, noise)

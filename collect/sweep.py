@@ -173,11 +173,11 @@ class StrategySettings(Table):
     share: float = Field(default=0.25, gt=0, le=1)
     #: Of uniform exploration in adaptive rounds (off-policy evaluation needs it).
     epsilon: float = Field(default=0.1, gt=0, le=1)
-    #: Adaptive ends a setting when the winner of each of its tasks is this sure,
+    #: Adaptive ends a setting when of each task the winner is this sure,
     confidence: float = Field(default=0.9, gt=0.5, lt=1)
-    #: or when less than this share of the time is left to win, on average over them.
+    #: or less than this share of the time is left to win.
     tolerance: float = Field(default=0.01, gt=0, lt=1)
-    max_rounds: int = Field(default=12, ge=1)
+    max_rounds: int = Field(default=20, ge=1)
     seed: int = 0
 
 

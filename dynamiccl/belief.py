@@ -330,7 +330,7 @@ class Belief:
         `may` (C, S, A): where one may act then; `around` (C, 2, S): measured sizes beside each.
         """
         left = self.stretch * np.sqrt(np.maximum(variance - np.square(moves), 0.0))
-        moves, left = moves.reshape(may.shape), left.reshape(may.shape)
+        moves, left = self.stretch * moves.reshape(may.shape), left.reshape(may.shape)
         bar = np.maximum(LEAST_CAUTION * left, MIN_GAIN)
         below, above = around[:, 0], around[:, 1]
         number, found = np.arange(len(moves))[:, None], np.zeros(len(moves))

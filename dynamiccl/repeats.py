@@ -17,8 +17,11 @@ Times = Mapping[Hashable, Sequence[tuple[int, float]]]
 Cell = tuple[float, float, int]
 #: Standard deviation of normal noise over its median absolute value.
 MAD_TO_SIGMA: Final = 1.4826
+#: Standard deviation of a single log time where nothing tells, and the differences that tell.
+NOISE: Final = 0.03
+_TELLING: Final = 12
 #: n times the variance of the median of n normal values over theirs (n large).
-_MEDIAN_VARIANCE: Final = math.pi / 2
+MEDIAN_VARIANCE: Final = math.pi / 2
 
 
 def cells_of(
@@ -34,11 +37,13 @@ def cells_of(
     differences = [(size, b - a) for size, values in level.values() for a, b in pairwise(values)]
     sigma = {}
     for size in {size for size, _ in level.values()}:
-        # Of sizes within 1.5 octaves, if there are twelve differences; else of all.
+        # Of sizes within 1.5 octaves, if there are enough differences; else of all.
         near = [d for other, d in differences if abs(other - size) <= 1.5]
-        taken = near if len(near) >= 12 else [d for _, d in differences]
-        spread = MAD_TO_SIGMA * float(np.median(np.abs(taken))) / math.sqrt(2) if taken else 0.03
-        sigma[size] = max(spread, 0.001)
+        taken = near if len(near) >= _TELLING else [d for _, d in differences]
+        spread = MAD_TO_SIGMA * float(np.median(np.abs(taken))) / math.sqrt(2) if taken else NOISE
+        # Few tell little: the rest counts as usual.
+        share = min(len(taken) / _TELLING, 1.0)
+        sigma[size] = max(math.sqrt(share * spread**2 + (1.0 - share) * NOISE**2), 0.001)
     return {cell: cell_of(values, sigma[size]) for cell, (size, values) in level.items()}
 
 
@@ -55,7 +60,7 @@ def cell_of(log_us: Sequence[float], sigma: float) -> Cell:
         return middle, sigma**2 / count, count
     own = MAD_TO_SIGMA * float(np.median(np.abs(np.array(log_us) - middle)))
     wide = own if own > 2.0 * sigma else sigma
-    return middle, _MEDIAN_VARIANCE * wide**2 / count, count
+    return middle, MEDIAN_VARIANCE * wide**2 / count, count
 
 
 def round_drift(of_defaults: Iterable[Sequence[tuple[int, float]]]) -> dict[int, float]:
@@ -66,12 +71,17 @@ def round_drift(of_defaults: Iterable[Sequence[tuple[int, float]]]) -> dict[int,
     """
     # The faster of a pair: slow by chance takes two slow calls.
     tasks = [dict(reversed(times)) for times in of_defaults]
-    seen_in = Counter(number for task in tasks for number in task)
-    # The median of fewer tasks is no protection against a slow call.
-    rounds = sorted(number for number, count in seen_in.items() if count >= 4)
-    if len(rounds) < 2:
+    rounds, before = list[int](), math.inf
+    while (size := sum(map(len, tasks))) < before:
+        before = size
+        # The median of fewer tasks is no protection against a slow call, and a task that was seen
+        # in one round tells nothing of the others.
+        seen_in = Counter(number for task in tasks for number in task)
+        rounds = sorted(number for number, count in seen_in.items() if count >= 4)
+        told = [{n: log_us for n, log_us in task.items() if n in rounds} for task in tasks]
+        tasks = [task for task in told if len(task) >= 2]
+    if not tasks:
         return {}
-    tasks = [task for task in tasks if not task.keys().isdisjoint(rounds)]
     rest = table = np.array([[task.get(number, np.nan) for number in rounds] for task in tasks])
     drift = np.zeros(len(rounds))
     for _ in range(4):
@@ -82,7 +92,7 @@ def round_drift(of_defaults: Iterable[Sequence[tuple[int, float]]]) -> dict[int,
     sigma = MAD_TO_SIGMA * float(np.median(np.abs(rest[seen])))
     # The polish has taken its share of the scatter.
     left = (1.0 - 1.0 / len(tasks)) * (1.0 - 1.0 / len(rounds))
-    noise = _MEDIAN_VARIANCE * sigma**2 / left / seen.sum(axis=0)
+    noise = MEDIAN_VARIANCE * sigma**2 / left / seen.sum(axis=0)
     # Only what exceeds twice the variance of noise alone is drift.
     real = max(float(np.mean(drift**2 - 2.0 * noise)), 0.0)
     share = real / (real + noise) if real > 0 else np.zeros(len(rounds))

@@ -18,6 +18,7 @@ SIZES = tuple(float(each) for each in range(12, 29))
 OWN = tuple((RING, Protocol.LL if size < 17 else Protocol.Simple) for size in SIZES)
 GRID = Grid(SIZES, CONFIGS, OWN)
 NOISE = 0.02
+GAINS = len(SIZES), len(CONFIGS)
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +118,30 @@ def test_one_config_that_the_others_do_not_foretell_says_nothing_of_the_rest(pri
     left = odd.left_out()
     z = (left.predicted - left.measured) / np.hypot(left.spread, left.noise)
     assert np.sqrt(np.square(z).mean()) < 1.5
+
+
+def test_what_is_most_worth_a_measurement(prior: Prior) -> None:
+    world = draw_worlds(GRID, 1, np.random.default_rng(5))[0][0]
+    found = measured(prior, world, every([0, 2, 7], [3, 4, 9]))
+    random = np.random.default_rng
+    worths = found.most_worth(6, NOISE**2, random(0))
+    assert len(worths) == 6
+    assert all(place % len(CONFIGS) for place, _ in worths)
+    assert found.most_worth(1, NOISE**2, random(0)) == worths[:1]
+    # Where NCCL's choice need not be measured again, a config costs half.
+    size, away = worths[0][0] // len(CONFIGS), np.ones(GAINS, dtype=np.int64)
+    away[(size + 8) % len(SIZES)] = 0
+    free = found.most_worth(1, NOISE**2, random(0), 50 * away)[0][0] // len(CONFIGS)
+    assert free == (size + 8) % len(SIZES)
+    # One so noisy that it tells nothing brings only that the config was measured near.
+    assert found.most_worth(1, 1e6, random(0))[0][1] < 0.7 * worths[0][1]
+    # What must not be asked is not, and nothing at all where nothing may be.
+    allowed = np.zeros(GAINS, dtype=np.bool_)
+    told = prior, found._places, world.ravel()[found._places], np.full(6, NOISE**2)
+    assert Belief(*told, allowed=allowed).most_worth(6, NOISE**2, random(0)) == []
+    allowed[5, 3] = True
+    only = Belief(*told, allowed=allowed).most_worth(3, NOISE**2, random(0))
+    assert {place for place, _ in only} == {5 * len(CONFIGS) + 3}
 
 
 def test_nccls_costs_tell_of_cells_that_nobody_measured() -> None:

@@ -51,7 +51,10 @@ def test_noise_is_that_of_near_sizes_where_they_say_enough() -> None:
     assert cells.keys() == {"x"}
     assert cells["x"] == pytest.approx((1.0, 0.03**2, 1))
     same = cells_of({"x": [(0, 1.0), (1, 1.0)]}, {"x": 10.0}, [])["x"]
-    assert same == pytest.approx((1.0, 0.001**2 / 2, 2))
+    # One difference of the twelve that it takes: the rest counts as usual noise.
+    assert same == pytest.approx((1.0, 11 / 12 * 0.03**2 / 2, 2))
+    alike = {i: [(0, 1.0), (1, 1.0)] for i in range(12)}
+    assert cells_of(alike, dict.fromkeys(alike, 10.0), [])[0] == (1.0, 0.001**2 / 2, 2)
 
 
 def test_a_cell_is_without_the_drift_of_its_rounds() -> None:
@@ -93,6 +96,11 @@ def test_a_slow_round_is_found_and_neither_noise_nor_slow_calls_are_taken_for_it
     ]
     assert max(round_drift(slow).values()) - min(round_drift(slow).values()) < 0.03
     assert round_drift(drifting([0.0, 0.5], 4, 0.01)).keys() == {0, 1}
+    # Adaptive rounds see few tasks, most of them once: these say nothing of noise, nor of drift.
+    once = [[(n, value)] for n in (0, 1) for value in (0.0, 0.3, 0.6, 0.9)]
+    told = [task[::2] for task in drifting([0.0, 0.0], 4, 0.02)]
+    assert round_drift([*told, *once]) == round_drift(told)
+    assert round_drift(once) == {}
     for few in ([], drifting([0.0, 0.5], 3, 0.01), [[(0, 1.0), (0, 1.1)]] * 5):
         assert round_drift(few) == {}
 
