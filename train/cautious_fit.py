@@ -3,10 +3,10 @@
 A table's caution is calibrated on drawn worlds. The machine's own tasks, octaves left out of its
 tables, only raise it until there are 1 / alpha of them, which then tell it alone.
 
-By conformal risk control (Angelopoulos et al. 2022, section 2), on n exchangeable tasks, the least
-threshold on the score (gain over its spread) at which (slower + 1) / (n + 1) <= alpha keeps the
-share of slower tasks at alpha. *Slower* is by more than SLOWER and the noise, since NCCL's own
-config is measured as slower every other time.
+The threshold on the score (gain over its spread) is the least at which, of the n tasks that act,
+(slower + 1) / (n + 1) <= alpha: as conformal risk control (Angelopoulos et al. 2022, section 2),
+but of tasks that act and not of all, of which most abstain. *Slower* is by more than SLOWER and the
+noise, since NCCL's own config is measured as slower every other time.
 
 T tasks, A actions, S machines, N collectives, C cells, O octaves of sizes, L rows of a table
 """
@@ -214,11 +214,13 @@ class Calibration:
 
     def raised(self, drawn: float, alpha: float) -> float:
         """The threshold on the score: `drawn`, or more by these tasks, by them alone if enough."""
-        is_slower = self.measured < -math.log1p(SLOWER) - _NINETY * self.noise
-        slower = np.sort(self.score[is_slower])[::-1]
-        allowed = math.floor(alpha * (len(self) + 1) + 1e-9) - 1
-        own = float(slower[max(allowed, 0)]) if max(allowed, 0) < len(slower) else 0.0
-        return max(own, LEAST_CAUTION if allowed >= 0 else drawn)
+        score = self.score
+        slower = score[self.measured < -math.log1p(SLOWER) - _NINETY * self.noise]
+        for least in np.unique([LEAST_CAUTION, *slower[slower > LEAST_CAUTION]]):
+            acts, wrong = (np.count_nonzero(each > least) for each in (score, slower))
+            if wrong + 1 <= alpha * (acts + 1):
+                return float(least)
+        return float(max(drawn, slower.max(initial=0.0)))
 
 
 def best_of(gain: Floats, spread: Floats, known: Bools, caution: float) -> Ints:
