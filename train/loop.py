@@ -15,7 +15,7 @@ from dynamiccl.errors import CorruptFile
 from dynamiccl.files import replacing
 from dynamiccl.train.recipe import Recipe
 
-STATE_VERSION: Final = 7
+STATE_VERSION: Final = 8
 
 
 class Source(ABC):

@@ -223,7 +223,9 @@ def peaks_of(statistic: npt.NDArray[Any], rest: float = 0.0) -> npt.NDArray[np.f
 
 
 def threshold_of(peaks: npt.NDArray[np.float64], alarms: float) -> float:
-    """The threshold that so many of the peaks (P,), one at least, reach."""
+    """The threshold that so many of the peaks (P,), one at least, reach. Raises NotEnoughData."""
+    if not len(peaks):
+        raise NotEnoughData("calls whose times never vary tell no threshold; record more of them")
     if _TAIL <= alarms < len(peaks):
         return float(peaks[int(alarms)])
     count = min(_TAIL, max(len(peaks) // 2, 1))

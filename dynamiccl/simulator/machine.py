@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator
 
-from dynamiccl.errors import UnknownName
+from dynamiccl.errors import MissingPath, UnknownName, UserError
 from dynamiccl.files import toml_names
 from dynamiccl.nccl import Algorithm, NcclVersion, Protocol
 from dynamiccl.simulator.system import Group
@@ -157,6 +157,8 @@ def find_machine(name: str) -> Machine:
     """A built-in machine, or that of a TOML file. Raises UnknownName, and as `parse_toml`."""
     file = FilePath(name)
     if file.suffix == _SUFFIX:
+        if not file.is_file():
+            raise MissingPath("machine file", file, f"choose from {', '.join(machine_names())}")
         text = file.read_bytes()
     elif name in machine_names():
         text = (_SHIPPED / f"{name}{_SUFFIX}").read_bytes()
@@ -168,6 +170,8 @@ def find_machine(name: str) -> Machine:
 @cache
 def _parsed(where: str, name: str, text: bytes) -> Machine:
     found = parse_toml(Machine, text, where=f"machine {where}")
+    if found.name:
+        raise UserError(f"machine {where}: 'name' is that of the file; take the line away")
     return found.model_copy(update={"name": name})
 
 

@@ -217,9 +217,9 @@ def test_the_recorded_probability_is_the_frequency_of_a_slot(number: int) -> Non
         strategy = strategy_of(MADE, seed=seed)
         assert isinstance(strategy, strategies.Adaptive)
         picks = [p for p in strategy._draw(slots, number) if p.probability is not None]
-        for slot, pick in enumerate(picks):
-            counts[pick.key, slot] += 1
-            recorded[pick.key, slot] = pick.probability or 0.0
+        for place, pick in enumerate(picks):
+            counts[pick.key, place] += 1
+            recorded[pick.key, place] = pick.probability or 0.0
     for key, probability in recorded.items():
         error = 5 * (probability * (1 - probability) / draws) ** 0.5
         assert counts[key] / draws == pytest.approx(probability, abs=error), key

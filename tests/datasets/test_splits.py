@@ -2,13 +2,16 @@ import pytest
 
 from dynamiccl.datasets.splits import SplitBy, Splits, with_split
 from dynamiccl.errors import NotEnoughData, UnknownName
-from dynamiccl.sizes import size_bin
+from dynamiccl.sizes import bin_center_bytes, size_bin
 from tests.rows import default, frame, split_of
 
 
 def test_octaves_are_split_as_data_sets_of_all_releases_are() -> None:
     found = "".join(split_of(1 << octave).value[:2] for octave in range(16, 24))
     assert found == "trvatrtetrvatrte"
+    for octave in range(16, 24):  # each is held out whole
+        quarters = {split_of(bin_center_bytes(4 * octave + each)) for each in range(4)}
+        assert quarters == {split_of(1 << octave)}
     # The size alone decides, by the kernel's bin; without one a row is dropped.
     sizes = [0, 1, 100, 1 << 20, (1 << 20) - 16, 3 << 30, 1 << 62]
     rows = with_split(frame(*(default(size_bytes=size, system=f"s{size}") for size in sizes)))

@@ -137,7 +137,7 @@ def test_what_is_most_worth_a_measurement(prior: Prior) -> None:
     assert found.most_worth(1, 1e6, random(0))[0][1] < 0.7 * worths[0][1]
     # What must not be asked is not, and nothing at all where nothing may be.
     allowed = np.zeros(GAINS, dtype=np.bool_)
-    told = prior, found._places, world.ravel()[found._places], np.full(6, NOISE**2)
+    told = prior, found._places, world.ravel()[found._places], np.full(9, NOISE**2)
     assert Belief(*told, allowed=allowed).most_worth(6, NOISE**2, random(0)) == []
     allowed[5, 3] = True
     only = Belief(*told, allowed=allowed).most_worth(3, NOISE**2, random(0))

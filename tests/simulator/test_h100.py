@@ -1,6 +1,8 @@
 """The simulator of H100 nodes against figures computed here by hand, and against NCCL's own."""
 
 import csv
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -255,3 +257,12 @@ def test_drift_is_shared_by_a_run_and_the_rest_is_a_trial_s_own(
     assert (noise.factor("cycle-0", "b") == first) is own
     assert (noise.factor("cycle-1", "a") == first) is of_another_run
     assert (first == 1.0) is of_another_run
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import sys; import dynamiccl.simulator.h100; "
+        "print(*({'numpy', 'polars', 'pyarrow', 'torch'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == ""

@@ -105,6 +105,9 @@ def test_what_cannot_be_resumed_says_why(data_dir: Path, tmp_path: Path) -> None
     write_state(state, facts=facts | {"recipe": facts["recipe"] | {"reward_scale": 1.0}})
     with pytest.raises(CorruptFile, match=r"\(reward_scale\): finish it with the release that"):
         resume(data_dir, broken, tracking_uri=uri)
+    torch.save({"version": 0, "facts": facts}, state)
+    with pytest.raises(CorruptFile, match="has version 0"):
+        resume(data_dir, broken, tracking_uri=uri)
     state.write_bytes(b"nothing of the kind")
     with pytest.raises(CorruptFile, match="not the state"):
         resume(data_dir, broken, tracking_uri=uri)

@@ -11,7 +11,7 @@ import pytest
 
 from dynamiccl.nccl import Algorithm, Config, Protocol, Transport
 from dynamiccl.serve.search.autoccl import DEFAULT, AutoCcl, Choice, SearchSpace, Tuner
-from dynamiccl.serve.search.policy_search import Belief, PolicySearch, Prior, Rules
+from dynamiccl.serve.search.policy_search import Belief, PolicySearch, Prior, Rules, Watch
 
 CHANNELS = (1, 2, 4, 8, 16, 32)
 CHUNKS = (1 << 16, 1 << 17, 1 << 18, 1 << 19)
@@ -285,6 +285,17 @@ def test_what_lost_is_not_probed_again_before_there_is_new_evidence() -> None:
             level.clear()
     assert len(waits) > 5
     assert min(waits) >= Rules().watch_calls
+
+
+def test_scatter_is_seen_beside_stragglers_and_outlives_a_restart() -> None:
+    random, watch = np.random.default_rng(0), Watch()
+    for call in range(64):
+        watch.add(0.002 * call + 3.0 * (call % 10 == 9) + random.normal(0.0, 0.05))
+    assert watch.sigma() == pytest.approx(0.05, rel=0.4)
+    assert watch.level() == pytest.approx(0.002 * 48, abs=0.05)
+    seen = watch.sigma()
+    watch.restart()
+    assert (len(watch), watch.sigma()) == (0, seen)
 
 
 def test_one_straggler_does_not_throw_out_the_best() -> None:

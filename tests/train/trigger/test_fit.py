@@ -110,6 +110,8 @@ def test_what_is_drawn_keeps_what_neighbours_have_in_common() -> None:
 def test_peaks_are_the_largest_values_between_rests_and_their_tail_is_extrapolated() -> None:
     values = np.array([(1, 0), (3, 2), (0, 5), (4, 0), (0, 1)], dtype=float)
     assert fitting.peaks_of(values).tolist() == [5.0, 4.0, 3.0, 1.0]
+    with pytest.raises(NotEnoughData, match="never vary"):
+        fitting.threshold_of(fitting.peaks_of(0.0 * values), 0.1)
     drawn = fitting.peaks_of(np.random.default_rng(0).exponential(2.0, (1, 50_000)))
     for share in (0.2, 0.02, 2e-4, 2e-6):
         wanted = pytest.approx(-2.0 * np.log(share), abs=1.5)
