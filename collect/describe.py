@@ -193,7 +193,8 @@ def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
     """Draw PNGs. Raises ModuleNotFoundError without matplotlib, NotEnoughData without times."""
     figures = {}
     for (system,), part in crossovers(frame).group_by("system", maintain_order=True):
-        title = f"{system}: best measured config by message size, and its gain over NCCL's own, %"
+        title = f"{system}: best measured config by message size,\n"
+        title += "and its gain over NCCL's own choice, %"
         figures[folder / f"{slug(str(system))}.png"] = draw_system(title, part)
     for (system,), part in both_sides(frame).group_by("system", maintain_order=True):
         figures[folder / f"{slug(str(system))}-beside.png"] = draw_both_sides(str(system), part)
@@ -264,6 +265,7 @@ def draw_system(title: str, part: pl.DataFrame) -> Any:
     sizes = {size: size_label(size) for size in sorted(part["size_bytes"].unique())}
     figure = draw_tiles([*zip(_family_names(families), tiles, strict=True)], sizes)
     figure.suptitle(title, fontsize=11)
+    figure.set_figheight(figure.get_figheight() + 0.4)
     return figure
 
 

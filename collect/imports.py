@@ -39,13 +39,6 @@ class ImportSummary:
 
     files: list[FileReport] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
-    rows_read: int = 0
-    measurements_written: int = 0
-    dropped: int = 0
-    duplicates: int = 0
-    num_rejected: int = 0
-    rejected: list[Rejected] = field(default_factory=list)
-    already_there: int = 0
     calls_written: int = 0
     calls_timed: int = 0
     rank_records: int = 0
@@ -57,13 +50,17 @@ class ImportSummary:
         """Why files gave nothing."""
         return [report.failure for report in self.files if report.failure]
 
-    def add_up(self) -> None:
-        """Sum up all files; joined calls belong to no single file."""
-        sums = ("rows_read", "measurements_written", "duplicates", "num_rejected", "already_there")
-        for name in sums:
-            setattr(self, name, sum(getattr(report, name) for report in self.files))
-        self.dropped = sum(sum(report.dropped.values()) for report in self.files)
-        self.rejected = [line for report in self.files for line in report.rejected]
+    @property
+    def sums(self) -> dict[str, int]:
+        """Numbers of rows over all files; joined calls belong to no single file."""
+        names = ("rows_read", "measurements_written", "duplicates", "num_rejected", "already_there")
+        found = {name: sum(getattr(report, name) for report in self.files) for name in names}
+        return {**found, "dropped": sum(sum(report.dropped.values()) for report in self.files)}
+
+    @property
+    def rejected(self) -> list[Rejected]:
+        """The first rejected lines of each file."""
+        return [line for report in self.files for line in report.rejected]
 
     @property
     def written(self) -> str:
@@ -73,7 +70,8 @@ class ImportSummary:
         costs = sum(report.costs for report in self.files)
         counts = {calls: self.calls_written, "steps": self.steps_written, "of NCCL's costs": costs}
         others = [f", {number} {what}" for what, number in counts.items() if number]
-        return f"{self.measurements_written} measurements{''.join(others)} written"
+        measured = self.sums["measurements_written"]
+        return f"{measured} measurements{''.join(others)} written"
 
     def to_json(self) -> dict[str, Any]:
         """The summary for `json.dumps`; rejected lines appear once."""
@@ -81,7 +79,7 @@ class ImportSummary:
         for report in found["files"]:
             report["rejected"] = report.pop("num_rejected")
             report["failure"] = report["failure"] and str(report["failure"])
-        return {**found, "rejected": [line._asdict() for line in self.rejected]}
+        return {**found, **self.sums, "rejected": [line._asdict() for line in self.rejected]}
 
 
 def import_files(
@@ -113,7 +111,6 @@ def import_files(
         except DataError as error:
             report.failure = error
     run.write_jobs([each for each in to_read if _FORMATS[each.format][1] is None])
-    summary.add_up()
     if errors := summary.errors:
         told = "; ".join([*map(str, errors), f"of the others {summary.written}"])
         raise errors[0] if len(reports) == 1 else OutputError(told)
@@ -304,9 +301,8 @@ def _show(summary: ImportSummary, out: Path) -> None:
     lines += [f"{count} calls without a time: {why}" for why, count in summary.untimed.items()]
     for line in lines:
         typer.echo(line, err=True)
-    there = f"; {summary.already_there} were there already" if summary.already_there else ""
-    typer.echo(
-        f"{summary.rows_read} rows read, {summary.written}{there}, "
-        f"{summary.dropped} dropped, {summary.duplicates} duplicates, "
-        f"{summary.num_rejected} rejected -> {out}"
-    )
+    sums = summary.sums
+    there = "; {already_there} were there already" if sums["already_there"] else ""
+    told = "{dropped} dropped, {duplicates} duplicates, {num_rejected} rejected"
+    text = f"{{rows_read}} rows read, {summary.written}{there}, {told} -> "
+    typer.echo(f"{text.format(**sums)}{out}")
