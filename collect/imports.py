@@ -103,14 +103,14 @@ def import_files(
     unknown = [report.path for report in reports if report.format not in {"", CSV}]
     if options.system is None and unknown:
         raise UserError(f"{unknown[0]} does not say on which system it is; name it with --system")
-    run = _Import(out_dir, options, summary)
+    seen = set(part_paths(out_dir)) if out_dir.is_dir() else set()
     to_read = [each for each in reports if each.format and not each.remarks]
     for report in to_read:
         try:
-            run.write_file(report)
+            _write_file(out_dir, options, report, seen)
         except DataError as error:
             report.failure = error
-    run.write_jobs([each for each in to_read if _FORMATS[each.format][1] is None])
+    _write_jobs(out_dir, options, summary, [e for e in to_read if _FORMATS[e.format][1] is None])
     if errors := summary.errors:
         told = "; ".join([*map(str, errors), f"of the others {summary.written}"])
         raise errors[0] if len(reports) == 1 else OutputError(told)
@@ -189,60 +189,56 @@ def _recognise(path: Path, *, is_named: bool) -> str:
     return CSV if is_csv else _TEXT
 
 
-class _Import:
-    def __init__(self, out: Path, options: ImportOptions, summary: ImportSummary) -> None:
-        self._out, self._options, self._summary = out, options, summary
-        self._seen = set(part_paths(out)) if out.is_dir() else set()
+def _write_file(out: Path, options: ImportOptions, report: FileReport, seen: set[Path]) -> None:
+    """Write what a file tells by itself; `seen` are earlier parts. Raises DataError for nothing."""
+    path, read, wrong = Path(report.path), _FORMATS[report.format][1], 0
+    if read is None:
+        return
+    run = f"{slug(path.stem)[:80]}-{report.sha256[:8]}"
+    for kind, table in read(path, run, options, report):
+        parts = _write(out, kind, table, [report])
+        report.parts += map(str, parts)
+        if kind == "measurements":
+            report.measurements_written += table.num_rows
+            wrong += pc.sum(pc.equal(table["status"], Status.WRONG_VALUES.value)).as_py()
+            report.already_there += sum(pq.read_metadata(part).num_rows for part in seen & {*parts})
+    if wrong:
+        kept = "kept as such, and nothing uses them"
+        report.remark(f"{wrong} measurements had wrong values: {kept}")
+    if not report.parts:
+        reasons = [*report.dropped, *map(str, report.rejected[:1])] or ["it has none"]
+        raise OutputError(f"{path} holds no usable row: {'; '.join(reasons)}")
 
-    def write_file(self, report: FileReport) -> None:
-        """Write what a file tells by itself. Raises DataError if that is nothing."""
-        path, read, wrong = Path(report.path), _FORMATS[report.format][1], 0
-        if read is None:
-            return
-        run = f"{slug(path.stem)[:80]}-{report.sha256[:8]}"
-        for kind, table in read(path, run, self._options, report):
-            parts = self._write(kind, table, [report])
-            report.parts += map(str, parts)
-            if kind == "measurements":
-                report.measurements_written += table.num_rows
-                wrong += pc.sum(pc.equal(table["status"], Status.WRONG_VALUES.value)).as_py()
-                again = [pq.read_metadata(part).num_rows for part in parts if part in self._seen]
-                report.already_there += sum(again)
-        if wrong:
-            kept = "kept as such, and nothing uses them"
-            report.remark(f"{wrong} measurements had wrong values: {kept}")
-        if not report.parts:
-            reasons = [*report.dropped, *map(str, report.rejected[:1])] or ["it has none"]
-            raise OutputError(f"{path} holds no usable row: {'; '.join(reasons)}")
 
-    def _write(self, kind: str, table: pa.Table, reports: Sequence[FileReport]) -> list[Path]:
-        # No command line and no host: importing again writes the same parts.
-        files = {Path(report.path).name: report.sha256 for report in reports}
-        provenance = program_record("import", files=files)
-        return write_part(self._out, table, kind=kind, provenance=provenance)
+def _write(out: Path, kind: str, table: pa.Table, reports: Sequence[FileReport]) -> list[Path]:
+    # No command line and no host: importing again writes the same parts.
+    files = {Path(report.path).name: report.sha256 for report in reports}
+    return write_part(out, table, kind=kind, provenance=program_record("import", files=files))
 
-    def write_jobs(self, reports: Sequence[FileReport]) -> None:
-        """Write the calls and steps of all ranks' calls files and traces."""
-        if not reports:
-            return
-        options, summary = self._options, self._summary
-        known = options.model_dump(include={"gpu", "nccl_version"}, exclude_none=True)
-        base = {**options.columns(Path(reports[0].path)), **known}
-        recorded = [each for each in reports if each.format == _CALLS]
-        tables = [("calls", read_calls(recorded, base))]
-        if others := [each for each in reports if each.format != _CALLS]:
-            base |= {"num_ranks": options.num_ranks, "num_nodes": options.num_nodes}
-            traces = read_traces(others, **base)
-            tables += [("calls", traces.calls), ("steps", traces.steps)]
-            summary.rank_records = pc.sum(traces.calls["ranks_seen"]).as_py() or 0
-            summary.steps_written = traces.steps.num_rows
-            summary.untimed = dict(traces.untimed.most_common())
-        for kind, table in tables:
-            if table.num_rows:
-                self._write(kind, table, reports)
-            if kind == "calls":
-                summary.calls_written += table.num_rows
-                summary.calls_timed += table.num_rows - table["time_us"].null_count
+
+def _write_jobs(
+    out: Path, options: ImportOptions, summary: ImportSummary, reports: Sequence[FileReport]
+) -> None:
+    """Write the calls and steps of all ranks' calls files and traces."""
+    if not reports:
+        return
+    known = options.model_dump(include={"gpu", "nccl_version"}, exclude_none=True)
+    base = {**options.columns(Path(reports[0].path)), **known}
+    recorded = [each for each in reports if each.format == _CALLS]
+    tables = [("calls", read_calls(recorded, base))]
+    if others := [each for each in reports if each.format != _CALLS]:
+        base |= {"num_ranks": options.num_ranks, "num_nodes": options.num_nodes}
+        traces = read_traces(others, **base)
+        tables += [("calls", traces.calls), ("steps", traces.steps)]
+        summary.rank_records = pc.sum(traces.calls["ranks_seen"]).as_py() or 0
+        summary.steps_written = traces.steps.num_rows
+        summary.untimed = dict(traces.untimed.most_common())
+    for kind, table in tables:
+        if table.num_rows:
+            _write(out, kind, table, reports)
+        if kind == "calls":
+            summary.calls_written += table.num_rows
+            summary.calls_timed += table.num_rows - table["time_us"].null_count
 
 
 def import_command(

@@ -12,8 +12,7 @@ n rows of a log, T tasks, A actions. Rewards are minus time over NCCL's default.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +37,7 @@ CONFIDENCE: Final = 0.9
 _PRIOR_ROWS: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
+class Log(NamedTuple):
     """n logged calls."""
 
     task: npt.NDArray[np.int64]  # (n,), row of the task
@@ -50,13 +48,9 @@ class Log:
     #: Whether earlier rows changed the probabilities: these are not independent.
     adaptive: bool = False
 
-    def __len__(self) -> int:
-        return len(self.action)
-
-    def rows(self, which: npt.NDArray[np.bool_]) -> Self:
+    def rows(self, which: npt.NDArray[np.bool_]) -> "Log":
         """The calls selected by `which`."""
-        task, action, reward = self.task[which], self.action[which], self.reward[which]
-        return type(self)(task, action, reward, self.propensity[which], self.adaptive)
+        return Log(*(column[which] for column in self[:4]), self.adaptive)
 
 
 #: `mean` of time / NCCL's default, `low` and `high` (null: not known), and why in `note`.
@@ -92,7 +86,7 @@ def estimates(
         "DR": (float(each.mean()), each - each.mean()),
     }
     for name, (value, parts) in terms.items():
-        error = float(parts.std(ddof=1) / np.sqrt(len(log)))
+        error = float(parts.std(ddof=1) / np.sqrt(len(log.task)))
         reach = float(stats.norm.ppf(0.5 + confidence / 2)) * error
         found[name] = _estimate(value, reach)
         if log.adaptive:
@@ -112,8 +106,8 @@ def _tabular_model(log: Log, shape: tuple[int, int]) -> Float64Array:
 
 def _cross_fitted(log: Log, policy: Float64Array) -> tuple[Float64Array, Float64Array]:
     """(n,) predicted rewards of the policy, and of the logged action, for unseen rows."""
-    expected, predicted = np.empty(len(log)), np.empty(len(log))
-    is_even = np.arange(len(log)) % 2 == 0
+    expected, predicted = np.empty_like(log.reward), np.empty_like(log.reward)
+    is_even = np.arange(len(log.task)) % 2 == 0
     for part in (is_even, ~is_even):
         model = _tabular_model(log.rows(~part), policy.shape)
         inside = log.rows(part)
@@ -146,8 +140,8 @@ def _value(
     log = read_log(drawn, grid)
     log = log.rows(chosen[log.task] != ABSTAIN_ACTION)
     acts = int((chosen != ABSTAIN_ACTION).sum())
-    counts = {"tasks": len(asked), "acts": acts, "draws": len(log)}
-    if not len(log):
+    counts = {"tasks": len(asked), "acts": acts, "draws": len(log.task)}
+    if not counts["draws"]:
         return counts
     return counts | estimates(log, np.eye(len(catalogue))[chosen], behaviour, CONFIDENCE)
 
