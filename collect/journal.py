@@ -8,9 +8,8 @@
                              a Parquet part, of each row only what a resume asks for
         complete             how the sweep ended
 
-A launch's line is on disk (fsync) before the next launch starts; a torn line is cut away. At the
-end of a round or run the segment becomes one Parquet part, whose provenance names it, so that after
-a crash between any two steps no row is lost and none is there twice.
+A launch's line is on disk (fsync) before the next one starts; a torn line is cut away. A part's
+provenance names its segment: after a crash no row is lost, and none is there twice.
 """
 
 import errno
