@@ -53,9 +53,15 @@ class ImportSummary:
     @property
     def sums(self) -> dict[str, int]:
         """Numbers of rows over all files; joined calls belong to no single file."""
-        names = ("rows_read", "measurements_written", "duplicates", "num_rejected", "already_there")
-        found = {name: sum(getattr(report, name) for report in self.files) for name in names}
-        return {**found, "dropped": sum(sum(report.dropped.values()) for report in self.files)}
+        files = self.files
+        return {
+            "rows_read": sum(each.rows_read for each in files),
+            "measurements_written": sum(each.measurements_written for each in files),
+            "dropped": sum(sum(each.dropped.values()) for each in files),
+            "duplicates": sum(each.duplicates for each in files),
+            "num_rejected": sum(each.num_rejected for each in files),
+            "already_there": sum(each.already_there for each in files),
+        }
 
     @property
     def rejected(self) -> list[Rejected]:

@@ -50,8 +50,9 @@ class Runner(Protocol):
     def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
         """Run one; `progress` gets the number of trials done since its last call."""
 
-    def learn(self, facts: Mapping[str, Any]) -> None:
+    def learn(self, facts: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Take in an earlier launch's facts (read-back, environment)."""
+        return
 
     def environment(self) -> Row:
         """Environment columns, for attempts that start no process."""

@@ -137,7 +137,16 @@ def _value(
     chosen, behaviour = np.full(shape[0], ABSTAIN_ACTION), np.zeros(shape)
     chosen[asked] = policy.choose_among(tasks, possible > 0)
     behaviour[asked] = possible
-    log = read_log(drawn, grid)
+    task, action = (drawn[name].to_numpy().astype(np.int64) for name in ("task", "action"))
+    kinds = drawn.group_by("sweep", "task").agg(pl.col("behaviour_probability").n_unique())
+    log = Log(
+        task,
+        action,
+        -drawn["time_us"].to_numpy() / grid.default_us[task],
+        drawn["behaviour_probability"].to_numpy().astype(np.float64),
+        # Unless each task's draws have equal probabilities.
+        adaptive=bool((kinds["behaviour_probability"] > 1).any()),
+    )
     log = log.rows(chosen[log.task] != ABSTAIN_ACTION)
     acts = int((chosen != ABSTAIN_ACTION).sum())
     counts = {"tasks": len(asked), "acts": acts, "draws": len(log.task)}
@@ -154,16 +163,3 @@ def drawn_rows(frame: pl.DataFrame, catalogue: Catalogue, grid: TaskGrid) -> pl.
     drawn = drawn.with_columns(catalogue.actions(drawn)).drop_nulls("action")
     tasks = grid.tasks.select(TASK_COLUMNS).with_row_index("task")
     return drawn.join(tasks, on=TASK_COLUMNS, nulls_equal=True, maintain_order="left")
-
-
-def read_log(drawn: pl.DataFrame, grid: TaskGrid) -> Log:
-    """Adaptive unless each task's draws have equal probabilities."""
-    task, action = (drawn[name].to_numpy().astype(np.int64) for name in ("task", "action"))
-    kinds = drawn.group_by("sweep", "task").agg(pl.col("behaviour_probability").n_unique())
-    return Log(
-        task,
-        action,
-        -drawn["time_us"].to_numpy() / grid.default_us[task],
-        drawn["behaviour_probability"].to_numpy().astype(np.float64),
-        adaptive=bool((kinds["behaviour_probability"] > 1).any()),
-    )
