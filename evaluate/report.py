@@ -17,8 +17,7 @@ from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import content_hash, part_paths, provenance_of, read, slug
 from dynamiccl.errors import NotEnoughData, UserError
 from dynamiccl.evaluate.baselines import Actions, LearnedPolicy, NamedPolicy, make_policies
-from dynamiccl.evaluate.metrics import SCALE, result_rows, summarise
-from dynamiccl.evaluate.ope import CONFIDENCE, logged_values
+from dynamiccl.evaluate.metrics import CONFIDENCE, SCALE, logged_values, result_rows, summarise
 from dynamiccl.evaluate.page import draw_gains, draw_map, render, say
 from dynamiccl.nccl import ABSTAIN
 from dynamiccl.train import tracking, tracking_uri
