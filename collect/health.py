@@ -45,8 +45,6 @@ _IS_ALONE: Final = pl.col("numbers") == ""
 _Place = tuple[str, int]
 _Part = tuple[_Place, ...]
 _FloatArray = npt.NDArray[np.float64]
-
-
 Finding = dict[str, Any]
 Report = dict[str, Any]
 

@@ -147,19 +147,14 @@ def recognised(paths: Sequence[Path], told: ImportOptions) -> ImportSummary:
     return summary
 
 
-def _read_output(path: Path, run: str, told: ImportOptions, report: FileReport) -> Iterator[Part]:
-    base = {**told.columns(path), "run": run, "source_file": str(path)}
-    return read_file(path, base, told, report)
-
-
 _Reader = Callable[[Path, str, ImportOptions, FileReport], Iterator[Part]]
 #: In the order tried: a pattern of the file's beginning, and a reader (None: files read together).
 _FORMATS: Final[dict[str, tuple[str, _Reader | None]]] = {
     _CALLS: (rf"\A{MAGIC.decode()}", None),
     **{source.value: (sign, None) for source, sign in SIGNS.items()},
-    Source.NCCL_TESTS_JSON.value: (r'\A\s*\{[^\0]*"(?:args|results)"\s*:', _read_output),
+    Source.NCCL_TESTS_JSON.value: (r'\A\s*\{[^\0]*"(?:args|results)"\s*:', read_file),
     CSV: (CSV_SIGN, read_csv),
-    _TEXT: (rf"NCCL INFO|{MEANT_AS_ROW.pattern}", _read_output),
+    _TEXT: (rf"NCCL INFO|{MEANT_AS_ROW.pattern}", read_file),
 }
 #: Patterns of other files -> why they are no measurements.
 _NOT_READ: Final = {

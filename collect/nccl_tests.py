@@ -4,10 +4,9 @@
     JSON ── read_json ──> the same
 
 Nothing is guessed. A fact needs one value; where the output gives two, or a number that its own
-bandwidths contradict, the column stays null and the report says why. The collective comes from the
-program's name inside the output, else from the option `collective`, else from columns and
-bandwidths that can be of one only, else, and this is reported, from the name of the file. What the
-columns contradict is refused. Rows become columns a chunk at a time: there may be millions.
+bandwidths contradict, the column stays null and the report says why. The collective is told by the
+program's name in the output, else the option, else columns and bandwidths of one only, else (with a
+remark) the file's name. What the columns contradict is refused.
 """
 
 import re
@@ -160,11 +159,12 @@ def load_systems(path: Path | None) -> dict[str, Row]:
     return {name: {"system": row.pop("name", name), **row} for name, row in rows.items()}
 
 
-def read_file(path: Path, base: Row, options: ImportOptions, report: FileReport) -> Iterator[Part]:
+def read_file(path: Path, run: str, options: ImportOptions, report: FileReport) -> Iterator[Part]:
     """Yield what a file tells. Raises OutputError without a row or costs, and as `read_json`."""
+    base = {**options.columns(path), "run": run, "source_file": str(path)}
     if report.format == Source.NCCL_TESTS_JSON.value:
-        halves, run = read_json(path, report)
-        yield from _parts(_gathered([halves]), [run], base, options, report)
+        halves, only = read_json(path, report)
+        yield from _parts(_gathered([halves]), [only], base, options, report)
         return
     text_runs = TextRuns(report)
     with opened(path) as file:
