@@ -193,7 +193,8 @@ class Log(NamedTuple):
 
     def rows(self, which: npt.NDArray[np.bool_]) -> "Log":
         """The calls selected by `which`."""
-        return Log(*(column[which] for column in self[:4]), self.adaptive)
+        task, action, reward, propensity, adaptive = self
+        return Log(task[which], action[which], reward[which], propensity[which], adaptive)
 
 
 #: `mean` of time / NCCL's default, `low` and `high` (null: not known), and why in `note`.

@@ -51,7 +51,6 @@ _WORTH_GAINING: Final = 0.03
 Actions = npt.NDArray[np.int64]
 MakeWatch = Callable[[], Watch]
 Progress = Callable[[int], None]
-Rule = Callable[[JobCalls], Actions]
 
 
 class Player(Protocol):
@@ -69,7 +68,7 @@ class Player(Protocol):
 class Ruled(Player):
     """Follows a rule: a table, or the oracle."""
 
-    rule: Rule
+    rule: Callable[[JobCalls], Actions]
 
     def act(self, observation: Mapping[str, Any], env: JobCalls) -> Actions:  # noqa: ARG002
         """The rule's actions."""
@@ -327,7 +326,7 @@ def roll_out(
             progress(1000)
     names = ("action", "changed", "measured_us", "default_us", "level", "alarm", "slowdown")
     first = pl.DataFrame(course, schema=names, orient="row", infer_schema_length=1)
-    return Totals(*totals, first)
+    return Totals._make((*totals, first))
 
 
 def play(
