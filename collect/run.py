@@ -1,8 +1,7 @@
 """Runs a sweep: rounds of launches, each committed to the journal, and a Parquet part a round.
 
-Launches run in random order, so that drift of the machine affects all configs alike. A config that
-hangs or crashes runs once more. A launch that never began is set aside: if the next one begins, the
-machine is well, and the configs of the first are failed; else nothing is, and the sweep ends.
+Launches run in random order, so that drift of the machine affects all configs alike. What becomes
+of those that fail: docs/collect.md.
 """
 
 import logging
