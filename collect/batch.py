@@ -4,8 +4,8 @@
     OUT/.slurm/NAME/          a lock, while Slurm is asked about it
     OUT/.slurm/NAME-JOB.out   what the job printed
 
-Slurm sends SIGUSR1 to the batch shell before the time limit: to the sweep, since the shell becomes
-it (`exec`; a `trap` may lose a signal just before its `wait`), which stops and queues the job again.
+Slurm sends SIGUSR1 to the batch shell before the time limit. The shell becomes the sweep (`exec`: a
+`trap` may lose a signal just before its `wait`), which stops, and queues the job again.
 """
 
 import logging
