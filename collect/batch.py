@@ -4,9 +4,8 @@
     OUT/.slurm/NAME/          a lock, while Slurm is asked about it
     OUT/.slurm/NAME-JOB.out   what the job printed
 
-Slurm sends SIGUSR1 to the batch shell before the time limit. The shell replaces itself by the sweep
-(`exec`), which so gets the signal, finishes its trial, stops, and queues the job again; a shell's
-`trap` may lose one that comes just before its `wait`.
+Slurm sends SIGUSR1 to the batch shell before the time limit. The shell becomes the sweep (`exec`: a
+`trap` may lose a signal just before its `wait`), which stops, and queues the job again.
 """
 
 import logging

@@ -2,9 +2,8 @@
 
     python -m dynamiccl.collect.beside all_reduce_perf --edge 4096 --meet DIR/meet -b 4096 -e 65536
 
-A sweep starts it in place of nccl-tests where interference is `matmul`. It makes as many calls in
-the same order as nccl-tests 2.19.6 (`src/common.cu`), so that plans are played and read back as
-ever; options that a sweep does not give are refused.
+It makes as many calls in the same order as nccl-tests 2.19.6 (`src/common.cu`), so that plans are
+played and read back as ever; options that a sweep does not give are refused.
 
 It is one process, since products of another one get slices of time and not SMs. Ranks meet in the
 file `--meet`; nothing but the calls goes over NCCL (`--cpu` tries it on gloo and the CPU). The

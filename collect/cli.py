@@ -5,7 +5,7 @@ import os
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -48,9 +48,7 @@ _NcclTestsDir = Annotated[
 _SweepFile = Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="The sweep file.")]
 
 
-def main() -> None:
-    """Start `dynamiccl-collect`."""
-    cli.run(partial(app, standalone_mode=False))
+main: Final = partial(cli.run, partial(app, standalone_mode=False))
 
 
 def _print(*lines: str, console: Console = _stdout) -> None:

@@ -5,8 +5,10 @@ A gain counts above the noise band: by how much two measurements of NCCL's defau
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from math import isfinite
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any, Final
 
 import polars as pl
@@ -21,7 +23,11 @@ from dynamiccl.sizes import size_label
 FAMILY_COLUMNS: Final = tuple(name for name in TASK_COLUMNS if name != "size_bytes")
 #: In a picture: families; tasks of both sides, and names on each front.
 MOST_FAMILIES, MOST_PANELS, MOST_NAMES = 24, 6, 6
-_DEFAULT: Final = "default, or within noise"
+#: Pale, so that ink shows whatever a page's colours.
+_FILLS: Final = ("#cfe2f3", "#fce5cd", "#d9ead3", "#f4cccc", "#d9d2e9", "#fff2cc", "#d0e0e3")
+_OWN: Final = ("·", "#e6e6e6")
+#: By size: kind of a config (None: NCCL's own, or within the noise), and its gain where known.
+Tiles = Mapping[int, tuple[str | None, float | None]]
 
 
 def describe(directory: Path) -> list[dict[str, Any]]:
@@ -187,7 +193,8 @@ def plot_systems(frame: pl.DataFrame, folder: Path) -> list[Path]:
     """Draw PNGs. Raises ModuleNotFoundError without matplotlib, NotEnoughData without times."""
     figures = {}
     for (system,), part in crossovers(frame).group_by("system", maintain_order=True):
-        title = f"{system}: best measured config by message size"
+        title = f"{system}: best measured config by message size,\n"
+        title += "and its gain over NCCL's own choice, %"
         figures[folder / f"{slug(str(system))}.png"] = draw_system(title, part)
     for (system,), part in both_sides(frame).group_by("system", maintain_order=True):
         figures[folder / f"{slug(str(system))}-beside.png"] = draw_both_sides(str(system), part)
@@ -250,41 +257,63 @@ def draw_both_sides(system: str, part: pl.DataFrame) -> Any:
 
 def draw_system(title: str, part: pl.DataFrame) -> Any:
     """A matplotlib Figure of one system's `crossovers`: families by message size."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
     families = part.partition_by(FAMILY_COLUMNS, maintain_order=True)[:MOST_FAMILIES]
-    sizes = sorted(part["size_bytes"].unique())
-    size = max(8.0, 2.6 + 0.36 * len(sizes)), 1.8 + 0.42 * len(families)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots()
+    tiles = [
+        {task["size_bytes"]: (_kind(task), task["gain"]) for task in family.to_dicts()}
+        for family in families
+    ]
+    sizes = {size: size_label(size) for size in sorted(part["size_bytes"].unique())}
+    figure = draw_tiles([*zip(_family_names(families), tiles, strict=True)], sizes)
     figure.suptitle(title, fontsize=11)
-    tasks = [(row, task) for row, each in enumerate(families) for task in each.to_dicts()]
-    names = sorted({_kind(task) for _, task in tasks} - {_DEFAULT})
-    palette = mpl.colormaps["tab20"]
-    colours: dict[str, Any] = {_DEFAULT: "#d9d9d9"}
-    colours |= {name: palette(i % palette.N) for i, name in enumerate(names)}
-    for row, task in tasks:
-        name, column = _kind(task), sizes.index(task["size_bytes"])
-        axes.barh(row, 1.0, left=column - 0.5, color=colours[name], edgecolor="white")
-        if name != _DEFAULT and task["gain"] is not None:
-            percent = f"{100 * task['gain']:.0f}"
-            axes.text(column, row, percent, ha="center", va="center", fontsize=7, color="#111111")
-    axes.set_yticks(range(len(families)), _family_names(families), fontsize=8)
-    axes.invert_yaxis()
-    ticks = range(0, len(sizes), max(1, len(sizes) // 24))
-    axes.set_xticks([*ticks], [size_label(sizes[i]) for i in ticks], fontsize=8, rotation=60)
-    axes.set_xlabel("message size; number in a field = % of gain over NCCL's default")
-    axes.set_xlim(-0.5, len(sizes) - 0.5)
-    handles = [axes.barh(0, 0, color=colour, label=name) for name, colour in colours.items()]
-    place = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "ncols": min(6, len(handles))}
-    axes.legend(handles=handles, fontsize=7, **place)
+    figure.set_figheight(figure.get_figheight() + 0.4)
     return figure
 
 
-def _kind(task: Mapping[str, Any]) -> str:
+def draw_tiles(
+    rows: Sequence[tuple[str, Tiles]], sizes: Mapping[int, str], together: int = 1
+) -> Any:
+    """A matplotlib Figure of named rows by size: kinds of configs as letters, with gains in %.
+
+    `sizes` have labels; so many rows stand `together`.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch, Rectangle
+
+    kinds = sorted({kind for _, tiles in rows for kind, _ in tiles.values() if kind is not None})
+    # Enough for NCCL's seven algorithms and three protocols.
+    marks = zip(ascii_uppercase, cycle(_FILLS), strict=False)
+    looks = dict(zip(kinds, marks, strict=False))
+    tops = [0.26 * row + 0.16 * (row // together) for row in range(len(rows))]
+    width = 0.34 if len(sizes) <= 28 else 0.26
+    longest = max(len(name) for name, _ in rows)
+    inches = (0.7 + 0.075 * longest + width * max(len(sizes), 14), 1.3 + tops[-1])
+    figure = Figure(figsize=inches, layout="constrained")
+    axes = figure.subplots()
+    for top, (_, tiles) in zip(tops, rows, strict=True):
+        for at, (kind, gain) in ((at, tiles[s]) for at, s in enumerate(sizes) if s in tiles):
+            mark, fill = looks[kind] if kind else _OWN
+            # Never -0.
+            text = mark if not kind or gain is None else f"{mark} {round(100 * gain) + 0:d}"
+            axes.add_patch(Rectangle((at, top), 1.0, 0.25, fc=fill, ec="white", lw=0.8))
+            look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 6.5}
+            axes.text(at + 0.5, top + 0.125, text, color="#111111", **look)
+    axes.set_xlim(0, len(sizes))
+    axes.set_ylim(tops[-1] + 0.27, -0.02)
+    axes.set_yticks([top + 0.125 for top in tops], [name for name, _ in rows], fontsize=8)
+    places = [at + 0.5 for at in range(len(sizes))]
+    axes.set_xticks(places, [*sizes.values()], rotation=90, fontsize=8)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    legend = [(f"{mark}  {kind}", fill) for kind, (mark, fill) in looks.items()]
+    legend.append(("·  NCCL's own choice, or as fast within the noise", _OWN[1]))
+    handles = [Patch(label=label, facecolor=fill) for label, fill in legend]
+    figure.legend(handles=handles, loc="outside lower left", fontsize=8, ncols=4, frameon=False)
+    return figure
+
+
+def _kind(task: Mapping[str, Any]) -> str | None:
     if task["best"] == "ABSTAIN" or (task["default_us"] is not None and not task["beyond_noise"]):
-        return _DEFAULT
+        return None
     return "/".join(task["best"].split("/")[:2])
 
 

@@ -45,8 +45,6 @@ _IS_ALONE: Final = pl.col("numbers") == ""
 _Place = tuple[str, int]
 _Part = tuple[_Place, ...]
 _FloatArray = npt.NDArray[np.float64]
-
-
 Finding = dict[str, Any]
 Report = dict[str, Any]
 
@@ -264,17 +262,6 @@ def _told(kind: str, where: str, rows: int, note: str) -> Finding:
     return {**found, "rows": rows, "note": note}
 
 
-def lossy_ports(frame: pl.DataFrame) -> list[tuple[str, int, int]]:
-    """(HOST DEVICE/PORT, rows in which it was the worst, packets lost in them) of bad NIC ports.
-
-    From three rows on, if these are most: where all ports lose some, none is to blame.
-    """
-    told = frame.filter((pl.col("nic_retries") > 0) & pl.col("nic_worst").is_not_null())
-    by_port = told.group_by("nic_worst").agg(pl.len(), pl.col("nic_retries").sum())
-    often = by_port.filter((pl.col("len") >= 3) & (pl.col("len") > told.height / 2))
-    return often.sort("len", "nic_worst", descending=[True, False]).rows()
-
-
 def _unfit(frame: pl.DataFrame) -> list[Finding]:
     """Failed split launches, since a node that hangs one is not healthy, and lossy NIC ports."""
     bad = pl.col("status").is_in([Status.FAILED.value, Status.TIMED_OUT.value])
@@ -283,7 +270,12 @@ def _unfit(frame: pl.DataFrame) -> list[Finding]:
     for (split, reason), rows in lost.group_by("comm_split", "reason", maintain_order=True):
         where = f"{rows['hosts'][0] or 'hosts not known'}, split {split}"
         found.append(_told("failed", where, rows.height, str(reason)))
-    for port, count, retries in lossy_ports(frame):
+    lossy = frame.filter((pl.col("nic_retries") > 0) & pl.col("nic_worst").is_not_null())
+    ports = lossy.group_by("nic_worst").agg(pl.len(), pl.col("nic_retries").sum())
+    # Where all ports lose some, none is to blame.
+    often = ports.filter((pl.col("len") >= 3) & (pl.col("len") > lossy.height / 2))
+    by_count = often.sort("len", "nic_worst", descending=[True, False])
+    for port, count, retries in by_count.iter_rows():
         note = f"{retries} packets lost or sent again, by its counters"
         found.append(_told("counters", port, count, note))
     return found

@@ -39,13 +39,6 @@ class ImportSummary:
 
     files: list[FileReport] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
-    rows_read: int = 0
-    measurements_written: int = 0
-    dropped: int = 0
-    duplicates: int = 0
-    num_rejected: int = 0
-    rejected: list[Rejected] = field(default_factory=list)
-    already_there: int = 0
     calls_written: int = 0
     calls_timed: int = 0
     rank_records: int = 0
@@ -57,13 +50,23 @@ class ImportSummary:
         """Why files gave nothing."""
         return [report.failure for report in self.files if report.failure]
 
-    def add_up(self) -> None:
-        """Sum up all files; joined calls belong to no single file."""
-        sums = ("rows_read", "measurements_written", "duplicates", "num_rejected", "already_there")
-        for name in sums:
-            setattr(self, name, sum(getattr(report, name) for report in self.files))
-        self.dropped = sum(sum(report.dropped.values()) for report in self.files)
-        self.rejected = [line for report in self.files for line in report.rejected]
+    @property
+    def sums(self) -> dict[str, int]:
+        """Numbers of rows over all files; joined calls belong to no single file."""
+        files = self.files
+        return {
+            "rows_read": sum(each.rows_read for each in files),
+            "measurements_written": sum(each.measurements_written for each in files),
+            "dropped": sum(sum(each.dropped.values()) for each in files),
+            "duplicates": sum(each.duplicates for each in files),
+            "num_rejected": sum(each.num_rejected for each in files),
+            "already_there": sum(each.already_there for each in files),
+        }
+
+    @property
+    def rejected(self) -> list[Rejected]:
+        """The first rejected lines of each file."""
+        return [line for report in self.files for line in report.rejected]
 
     @property
     def written(self) -> str:
@@ -73,7 +76,8 @@ class ImportSummary:
         costs = sum(report.costs for report in self.files)
         counts = {calls: self.calls_written, "steps": self.steps_written, "of NCCL's costs": costs}
         others = [f", {number} {what}" for what, number in counts.items() if number]
-        return f"{self.measurements_written} measurements{''.join(others)} written"
+        measured = self.sums["measurements_written"]
+        return f"{measured} measurements{''.join(others)} written"
 
     def to_json(self) -> dict[str, Any]:
         """The summary for `json.dumps`; rejected lines appear once."""
@@ -81,7 +85,7 @@ class ImportSummary:
         for report in found["files"]:
             report["rejected"] = report.pop("num_rejected")
             report["failure"] = report["failure"] and str(report["failure"])
-        return {**found, "rejected": [line._asdict() for line in self.rejected]}
+        return {**found, **self.sums, "rejected": [line._asdict() for line in self.rejected]}
 
 
 def import_files(
@@ -105,15 +109,14 @@ def import_files(
     unknown = [report.path for report in reports if report.format not in {"", CSV}]
     if options.system is None and unknown:
         raise UserError(f"{unknown[0]} does not say on which system it is; name it with --system")
-    run = _Import(out_dir, options, summary)
+    seen = set(part_paths(out_dir)) if out_dir.is_dir() else set()
     to_read = [each for each in reports if each.format and not each.remarks]
     for report in to_read:
         try:
-            run.write_file(report)
+            _write_file(out_dir, options, report, seen)
         except DataError as error:
             report.failure = error
-    run.write_jobs([each for each in to_read if _FORMATS[each.format][1] is None])
-    summary.add_up()
+    _write_jobs(out_dir, options, summary, [e for e in to_read if _FORMATS[e.format][1] is None])
     if errors := summary.errors:
         told = "; ".join([*map(str, errors), f"of the others {summary.written}"])
         raise errors[0] if len(reports) == 1 else OutputError(told)
@@ -144,19 +147,14 @@ def recognised(paths: Sequence[Path], told: ImportOptions) -> ImportSummary:
     return summary
 
 
-def _read_output(path: Path, run: str, told: ImportOptions, report: FileReport) -> Iterator[Part]:
-    base = {**told.columns(path), "run": run, "source_file": str(path)}
-    return read_file(path, base, told, report)
-
-
 _Reader = Callable[[Path, str, ImportOptions, FileReport], Iterator[Part]]
 #: In the order tried: a pattern of the file's beginning, and a reader (None: files read together).
 _FORMATS: Final[dict[str, tuple[str, _Reader | None]]] = {
     _CALLS: (rf"\A{MAGIC.decode()}", None),
     **{source.value: (sign, None) for source, sign in SIGNS.items()},
-    Source.NCCL_TESTS_JSON.value: (r'\A\s*\{[^\0]*"(?:args|results)"\s*:', _read_output),
+    Source.NCCL_TESTS_JSON.value: (r'\A\s*\{[^\0]*"(?:args|results)"\s*:', read_file),
     CSV: (CSV_SIGN, read_csv),
-    _TEXT: (rf"NCCL INFO|{MEANT_AS_ROW.pattern}", _read_output),
+    _TEXT: (rf"NCCL INFO|{MEANT_AS_ROW.pattern}", read_file),
 }
 #: Patterns of other files -> why they are no measurements.
 _NOT_READ: Final = {
@@ -192,60 +190,56 @@ def _recognise(path: Path, *, is_named: bool) -> str:
     return CSV if is_csv else _TEXT
 
 
-class _Import:
-    def __init__(self, out: Path, options: ImportOptions, summary: ImportSummary) -> None:
-        self._out, self._options, self._summary = out, options, summary
-        self._seen = set(part_paths(out)) if out.is_dir() else set()
+def _write_file(out: Path, options: ImportOptions, report: FileReport, seen: set[Path]) -> None:
+    """Write what a file tells by itself; `seen` are earlier parts. Raises DataError for nothing."""
+    path, read, wrong = Path(report.path), _FORMATS[report.format][1], 0
+    if read is None:
+        return
+    run = f"{slug(path.stem)[:80]}-{report.sha256[:8]}"
+    for kind, table in read(path, run, options, report):
+        parts = _write(out, kind, table, [report])
+        report.parts += map(str, parts)
+        if kind == "measurements":
+            report.measurements_written += table.num_rows
+            wrong += pc.sum(pc.equal(table["status"], Status.WRONG_VALUES.value)).as_py()
+            report.already_there += sum(pq.read_metadata(part).num_rows for part in seen & {*parts})
+    if wrong:
+        kept = "kept as such, and nothing uses them"
+        report.remark(f"{wrong} measurements had wrong values: {kept}")
+    if not report.parts:
+        reasons = [*report.dropped, *map(str, report.rejected[:1])] or ["it has none"]
+        raise OutputError(f"{path} holds no usable row: {'; '.join(reasons)}")
 
-    def write_file(self, report: FileReport) -> None:
-        """Write what a file tells by itself. Raises DataError if that is nothing."""
-        path, read, wrong = Path(report.path), _FORMATS[report.format][1], 0
-        if read is None:
-            return
-        run = f"{slug(path.stem)[:80]}-{report.sha256[:8]}"
-        for kind, table in read(path, run, self._options, report):
-            parts = self._write(kind, table, [report])
-            report.parts += map(str, parts)
-            if kind == "measurements":
-                report.measurements_written += table.num_rows
-                wrong += pc.sum(pc.equal(table["status"], Status.WRONG_VALUES.value)).as_py()
-                again = [pq.read_metadata(part).num_rows for part in parts if part in self._seen]
-                report.already_there += sum(again)
-        if wrong:
-            kept = "kept as such, and nothing uses them"
-            report.remark(f"{wrong} measurements had wrong values: {kept}")
-        if not report.parts:
-            reasons = [*report.dropped, *map(str, report.rejected[:1])] or ["it has none"]
-            raise OutputError(f"{path} holds no usable row: {'; '.join(reasons)}")
 
-    def _write(self, kind: str, table: pa.Table, reports: Sequence[FileReport]) -> list[Path]:
-        # No command line and no host: importing again writes the same parts.
-        files = {Path(report.path).name: report.sha256 for report in reports}
-        provenance = program_record("import", files=files)
-        return write_part(self._out, table, kind=kind, provenance=provenance)
+def _write(out: Path, kind: str, table: pa.Table, reports: Sequence[FileReport]) -> list[Path]:
+    # No command line and no host: importing again writes the same parts.
+    files = {Path(report.path).name: report.sha256 for report in reports}
+    return write_part(out, table, kind=kind, provenance=program_record("import", files=files))
 
-    def write_jobs(self, reports: Sequence[FileReport]) -> None:
-        """Write the calls and steps of all ranks' calls files and traces."""
-        if not reports:
-            return
-        options, summary = self._options, self._summary
-        known = options.model_dump(include={"gpu", "nccl_version"}, exclude_none=True)
-        base = {**options.columns(Path(reports[0].path)), **known}
-        recorded = [each for each in reports if each.format == _CALLS]
-        tables = [("calls", read_calls(recorded, base))]
-        if others := [each for each in reports if each.format != _CALLS]:
-            base |= {"num_ranks": options.num_ranks, "num_nodes": options.num_nodes}
-            traces = read_traces(others, **base)
-            tables += [("calls", traces.calls), ("steps", traces.steps)]
-            summary.rank_records = pc.sum(traces.calls["ranks_seen"]).as_py() or 0
-            summary.steps_written = traces.steps.num_rows
-            summary.untimed = dict(traces.untimed.most_common())
-        for kind, table in tables:
-            if table.num_rows:
-                self._write(kind, table, reports)
-            if kind == "calls":
-                summary.calls_written += table.num_rows
-                summary.calls_timed += table.num_rows - table["time_us"].null_count
+
+def _write_jobs(
+    out: Path, options: ImportOptions, summary: ImportSummary, reports: Sequence[FileReport]
+) -> None:
+    """Write the calls and steps of all ranks' calls files and traces."""
+    if not reports:
+        return
+    known = options.model_dump(include={"gpu", "nccl_version"}, exclude_none=True)
+    base = {**options.columns(Path(reports[0].path)), **known}
+    recorded = [each for each in reports if each.format == _CALLS]
+    tables = [("calls", read_calls(recorded, base))]
+    if others := [each for each in reports if each.format != _CALLS]:
+        base |= {"num_ranks": options.num_ranks, "num_nodes": options.num_nodes}
+        traces = read_traces(others, **base)
+        tables += [("calls", traces.calls), ("steps", traces.steps)]
+        summary.rank_records = pc.sum(traces.calls["ranks_seen"]).as_py() or 0
+        summary.steps_written = traces.steps.num_rows
+        summary.untimed = dict(traces.untimed.most_common())
+    for kind, table in tables:
+        if table.num_rows:
+            _write(out, kind, table, reports)
+        if kind == "calls":
+            summary.calls_written += table.num_rows
+            summary.calls_timed += table.num_rows - table["time_us"].null_count
 
 
 def import_command(
@@ -304,9 +298,8 @@ def _show(summary: ImportSummary, out: Path) -> None:
     lines += [f"{count} calls without a time: {why}" for why, count in summary.untimed.items()]
     for line in lines:
         typer.echo(line, err=True)
-    there = f"; {summary.already_there} were there already" if summary.already_there else ""
-    typer.echo(
-        f"{summary.rows_read} rows read, {summary.written}{there}, "
-        f"{summary.dropped} dropped, {summary.duplicates} duplicates, "
-        f"{summary.num_rejected} rejected -> {out}"
-    )
+    sums = summary.sums
+    there = "; {already_there} were there already" if sums["already_there"] else ""
+    told = "{dropped} dropped, {duplicates} duplicates, {num_rejected} rejected"
+    text = f"{{rows_read}} rows read, {summary.written}{there}, {told} -> "
+    typer.echo(f"{text.format(**sums)}{out}")

@@ -8,9 +8,8 @@
                              a Parquet part, of each row only what a resume asks for
         complete             how the sweep ended
 
-A launch's line is on disk (fsync) before the next launch starts; a torn line is cut away. At the
-end of a round or run the segment becomes one Parquet part, whose provenance names it, so that after
-a crash between any two steps no row is lost and none is there twice.
+A launch's line is on disk (fsync) before the next one starts; a torn line is cut away. A part's
+provenance names its segment: after a crash no row is lost, and none is there twice.
 """
 
 import errno
@@ -30,16 +29,9 @@ import pyarrow as pa
 from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.schedule import NOT_PICKED, Launch
 from dynamiccl.collect.sweep import Sweep
+from dynamiccl.datasets import store
 from dynamiccl.datasets.cells import UNWELL_COLUMNS, usable
 from dynamiccl.datasets.schema import Status
-from dynamiccl.datasets.store import (
-    measurements_table,
-    part_provenance,
-    run_record,
-    sweep_folder,
-    sweep_parts,
-    write_part,
-)
 from dynamiccl.errors import CorruptFile, MachineError, UserError
 from dynamiccl.files import replacing
 
@@ -69,11 +61,12 @@ def open_journal(sweep: Sweep, out: Path, runner: str, *, resume: bool) -> Itera
     is of another grid or release.
     """
     folder = journal_folder(sweep, out)
-    parts = sweep_parts(out, sweep.file.system, sweep.file.name)
+    parts = store.sweep_parts(out, sweep.file.system, sweep.file.name)
     if parts and not (folder / "sweep.json").is_file():
+        where = store.sweep_folder(out, sweep.file.system, sweep.file.name)
         raise UserError(
-            f"{sweep_folder(out, sweep.file.system, sweep.file.name)} already holds {len(parts)} "
-            "parts of this sweep and no journal says what they are; take another --out or name"
+            f"{where} already holds {len(parts)} parts of this sweep and no journal says what they "
+            "are; take another --out or name"
         )
     folder.mkdir(parents=True, exist_ok=True)
     with hold(folder):
@@ -227,7 +220,7 @@ class Journal:
 
     def _read_segments(self) -> None:
         file = self._sweep.file
-        parts = map(part_provenance, sweep_parts(self._out, file.system, file.name))
+        parts = map(store.part_provenance, store.sweep_parts(self._out, file.system, file.name))
         in_parts = {int(one["segment"]) for one in parts if one.get("journal") == self._identity}
         for path in sorted(self._folder.glob("segment-*.jsonl")):
             self._segment = int(path.stem.removeprefix("segment-"))
@@ -245,10 +238,10 @@ class Journal:
         if not rows:
             return
         whose = {"journal": self._identity, "segment": self._segment, "runner": self._runner}
-        provenance = run_record("run", sweep_file=self._sweep.text, **whose)
-        table = with_noise_band(measurements_table(map(_with_time, rows)))
+        provenance = store.run_record("run", sweep_file=self._sweep.text, **whose)
+        table = with_noise_band(store.measurements_table(map(_with_time, rows)))
         with _writing(self._out):
-            write_part(self._out, table, provenance=provenance)
+            store.write_part(self._out, table, provenance=provenance)
 
     def _cut(self) -> None:
         for record in self._open:

@@ -1,13 +1,11 @@
 """The nccl-tests runner: starts one benchmark process after the other and makes rows of its output.
 
-A launch works in a folder of its own under the journal, on a file system that all nodes share. Its
-schedule is written there, and the plugin reports there what it played. Which config NCCL really ran
-is read back once for each trial, from the log of an untimed launch.
+A launch's folder, with the schedule and the plugin's report, is on a file system that all nodes
+share. What NCCL really ran is read back once for each trial, from the log of an untimed launch.
 
-Of what a launch printed, text is what survives a crash, and JSON has the digits: JSON is taken when
-it is whole and holds every row of the text, the text otherwise. A row that cannot be read, or of a
-size that is not the next of the walk, ends what is believed: the blocks from there on count as not
-reached, and run again.
+Text survives a crash, JSON has the digits: it is taken when it is whole and holds every row of the
+text. A row that cannot be read, or of a size that is not the next of the walk, ends what is
+believed: the blocks from there on run again.
 """
 
 import logging

@@ -11,10 +11,9 @@ sbatch  srun, inside the batch job that runs the sweep (`batch.py`)
 Containers: Pyxis is options of srun (github.com/NVIDIA/pyxis, wiki "Usage"), Apptainer a program
 before every rank (apptainer.org, user guide: "Bind Paths and Mounts", "Environment and Metadata").
 
-A program runs in a session of its own, so that a terminal's Ctrl-C reaches us only, who then decide
-(`Interrupt`). To end it, a signal goes to the leader's process group first, since srun and mpirun
-end their ranks on other nodes when asked. What is left after that is killed by session: mpirun
-gives each local rank a group of its own.
+A program runs in a session of its own, so that a terminal's Ctrl-C reaches us only (`Interrupt`).
+To end it, a signal goes to the leader's process group first: srun and mpirun then end ranks on
+other nodes. What is left is killed by session: mpirun gives each local rank a group of its own.
 """
 
 import hashlib

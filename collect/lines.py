@@ -65,7 +65,7 @@ _PREFIXES: Final = (
     r"[IWEF]\d{4} \d\d:\d\d:\d\d[.]\d+ +\d+ [\w.]+:\d+\] ",  # glog
     r"[\w.-]{1,64}: (?=\s*\d+\s+\d+\s+[a-z]\w+\s)",  # pdsh, clush, before rows
 )
-_PREFIX: Final = re.compile(f"(?:{'|'.join(_PREFIXES)})+")
+_PREFIX: Final = re.compile(rf"\A(?:{'|'.join(_PREFIXES)})+")
 #: Rows have none of these.
 _MARK: Final = re.compile(r"[:\])|{\x1b^\ufeff]|\[\d")
 #: docker's json-file, Fluent Bit, journald, cloud logs.
@@ -128,17 +128,11 @@ def unwrapped(file: Iterable[str]) -> Iterator[str]:
     return rest if [*plain_lines(first)] == first else plain_lines(rest)
 
 
-def without_prefix(line: str) -> str:
-    """The line without known prefixes."""
-    found = _PREFIX.match(line)
-    return line[found.end() :] if found else line
-
-
 def _texts(line: str) -> list[str]:
     """A line without colours and prefixes, or those of an envelope."""
     if not _MARK.search(line):
         return [line]
-    text = without_prefix(_CONTROLS.sub("", line))
+    text = _PREFIX.sub("", _CONTROLS.sub("", line))
     if "{" in text and _ENVELOPE.match(text):
         try:
             told = json.loads(text)

@@ -4,10 +4,9 @@
     JSON ── read_json ──> the same
 
 Nothing is guessed. A fact needs one value; where the output gives two, or a number that its own
-bandwidths contradict, the column stays null and the report says why. The collective comes from the
-program's name inside the output, else from the option `collective`, else from columns and
-bandwidths that can be of one only, else, and this is reported, from the name of the file. What the
-columns contradict is refused. Rows become columns a chunk at a time: there may be millions.
+bandwidths contradict, the column stays null and the report says why. The collective is told by the
+program's name in the output, else the option, else columns and bandwidths of one only, else (with a
+remark) the file's name. What the columns contradict is refused.
 """
 
 import re
@@ -21,15 +20,8 @@ import polars as pl
 import pyarrow as pa
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from dynamiccl.collect import nccl_log
 from dynamiccl.collect.lines import opened, plain_lines
-from dynamiccl.collect.nccl_log import (
-    CHOICE,
-    NAMES_A_CHOICE,
-    Settings,
-    cost_rows,
-    named,
-    requested_by,
-)
 from dynamiccl.collect.output import (
     PER_ITERATION,
     ROW,
@@ -160,11 +152,12 @@ def load_systems(path: Path | None) -> dict[str, Row]:
     return {name: {"system": row.pop("name", name), **row} for name, row in rows.items()}
 
 
-def read_file(path: Path, base: Row, options: ImportOptions, report: FileReport) -> Iterator[Part]:
+def read_file(path: Path, run: str, options: ImportOptions, report: FileReport) -> Iterator[Part]:
     """Yield what a file tells. Raises OutputError without a row or costs, and as `read_json`."""
+    base = {**options.columns(path), "run": run, "source_file": str(path)}
     if report.format == Source.NCCL_TESTS_JSON.value:
-        halves, run = read_json(path, report)
-        yield from _parts(_gathered([halves]), [run], base, options, report)
+        halves, only = read_json(path, report)
+        yield from _parts(_gathered([halves]), [only], base, options, report)
         return
     text_runs = TextRuns(report)
     with opened(path) as file:
@@ -261,7 +254,7 @@ def _choices(
 def _costs(run: Run, facts: Row, report: FileReport) -> list[Row]:
     table = run.nccl.cost_table()
     if table and facts["is_default"]:
-        return cost_rows(table, facts)
+        return nccl_log.cost_rows(table, facts)
     if run.nccl.costs:
         why = "it is of what was forced, not NCCL's own" if table else "communicators differ"
         report.remark(f"NCCL's cost table left out: {why}")
@@ -380,7 +373,7 @@ class _Facts:
         return possible[0]
 
     def _named(self, program: str, rows: Row, possible: Sequence[Collective]) -> Collective | str:
-        told, asked = named(Collective, program), self._options.collective
+        told, asked = nccl_log.named(Collective, program), self._options.collective
         if told is None:
             return f"'{program}' is no collective of NCCL's that DynamICCL tunes"
         logged = self._run.nccl.num_ranks
@@ -442,18 +435,19 @@ class _Facts:
         if told and not asked_of.tunable:
             self._remark(f"{asked_of.wire} has no algorithms: {', '.join(told)} not used")
             told = {}
-        in_name = NAMES_A_CHOICE.search(self._file_name.upper()) if asked_of.tunable else None
-        if in_name and not (told or self._run.commands or settings.keys() & CHOICE):
+        in_name = nccl_log.NAMES_A_CHOICE.search(self._file_name.upper())
+        is_told = bool(told or self._run.commands or settings.keys() & nccl_log.CHOICE)
+        if in_name and asked_of.tunable and not is_told:
             settings["NCCL_ALGO"] = None
             why = f"the file's name says {in_name[0]}, and the output nothing of it"
             self._remark(f"{why}: the config is not known (say it with --algorithm, --protocol)")
-        columns = requested_by(settings, asked_of)
+        columns = nccl_log.requested_by(settings, asked_of)
         for name, value in told.items():
             if not columns[f"requested_{name}"]:
                 columns |= {f"requested_{name}": value, "is_default": False}
         return {**columns, "default_scope": scope_of(columns["launch_profile"])}
 
-    def _settings(self) -> Settings:
+    def _settings(self) -> nccl_log.Settings:
         settings = self._run.in_force
         for name, value in settings.items():
             if value is None:

@@ -21,18 +21,9 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
+from dynamiccl.collect import nccl_log
 from dynamiccl.collect.grid import host_list, parse_size
 from dynamiccl.collect.lines import opened
-from dynamiccl.collect.nccl_log import (
-    NcclLog,
-    Settings,
-    Shell,
-    add_settings,
-    kept,
-    program_in,
-    prompt_of,
-    without_usual,
-)
 from dynamiccl.datasets.schema import BESIDE_COLUMNS
 from dynamiccl.errors import CorruptFile, DataError, OutputError, UnknownName
 from dynamiccl.nccl import NcclVersion
@@ -281,10 +272,10 @@ class Run:
     ranks: list[RankLine] = field(default_factory=list)
     tests_versions: set[str] = field(default_factory=set)
     #: By the shell at its start, and by options of its command and header.
-    settings: Settings = field(default_factory=dict)
+    settings: nccl_log.Settings = field(default_factory=dict)
     #: By its header, or `-b` of its command where it died before one; None: it never started.
     first_size: int | None = None
-    nccl: NcclLog = field(default_factory=NcclLog)
+    nccl: nccl_log.NcclLog = field(default_factory=nccl_log.NcclLog)
     out_of_bounds: int = 0
     #: Line number and text of the first sign of failure.
     failure: tuple[int, str] | None = None
@@ -296,10 +287,10 @@ class Run:
         return len(self.ranks) if is_whole and len({line.group for line in self.ranks}) < 2 else 0
 
     @property
-    def in_force(self) -> Settings:
+    def in_force(self) -> nccl_log.Settings:
         """All its settings, whoever tells them."""
-        found = without_usual(self.settings)
-        add_settings(found, self.nccl.settings)
+        found = nccl_log.without_usual(self.settings)
+        nccl_log.add_settings(found, self.nccl.settings)
         return found
 
     def take(self, halves: Sequence[Row], size_bytes: int, report: FileReport) -> None:
@@ -327,7 +318,7 @@ class Run:
             if version[2]:
                 self.nccl.versions.add(str(NcclVersion.parse(version[2])))
         elif "Collective test" in line:
-            self.program = self.program or program_in(line)
+            self.program = self.program or nccl_log.program_in(line)
         elif " minBytes " in line:
             told = {name.strip(" :").replace(" ", "_"): x for name, x in _OPTION.findall(line)}
             self.first_size = int(told.pop("minBytes")) if "minBytes" in told else None
@@ -336,7 +327,7 @@ class Run:
             self.out_of_bounds += int(wrong[1])
         elif "Blocking Enabled" in line:
             self.settings.setdefault("--blocking", "1")
-        elif program := program_in(line):
+        elif program := nccl_log.program_in(line):
             self.commands.add(program)
             asked = _MIN_BYTES.search(line)
             self.first_size = self.first_size or (parse_size(asked[1]) if asked else None)
@@ -348,7 +339,7 @@ class TextRuns:
     def __init__(self, report: FileReport) -> None:
         self.runs = [Run(0)]
         self._report = report
-        self._shell = Shell()
+        self._shell = nccl_log.Shell()
         self._layouts: dict[int, Layout] | None = None
         self._in_place_first = False
 
@@ -409,7 +400,8 @@ class TextRuns:
             self._started().ended = True
             self._layouts = None
         elif layouts is not None or mark is not None or _RANK.match(text):
-            is_other = "test starting" in text and run.program not in {None, program_in(text)}
+            known = {None, nccl_log.program_in(text)}
+            is_other = "test starting" in text and run.program not in known
             self._next(if_so=run.rows > 0 or run.ended or is_other)
             self._started().marks[mark or " ".join(text.strip("# ").split()[:2])] += 1
             if layouts is not None:
@@ -421,10 +413,11 @@ class TextRuns:
         elif len(places := _PLACES.findall(text)) == 2:
             self._in_place_first = places[0].lower() == "in"
         else:
-            program = program_in(text)
-            if program and run.commands - {program} and prompt_of(text).strip():
+            program = nccl_log.program_in(text)
+            if program and run.commands - {program} and nccl_log.prompt_of(text).strip():
                 self._started()  # the command before is over, and printed nothing that we know
-            self._next(if_so=program is not None and (run.started or run.nccl != NcclLog()))
+            has_begun = run.started or run.nccl != nccl_log.NcclLog()
+            self._next(if_so=program is not None and has_begun)
             told = self._shell.read(text)
             if run.started and not (run.rows or run.ended or program):
                 # Set while it prints: whether before, is not known.
@@ -528,13 +521,13 @@ def read_json(path: Path, report: FileReport) -> tuple[list[Row], Run]:
 
 
 def _json_run(document: _Document) -> Run:
-    run, config, shell = Run(0), document.config, Shell()
-    run.program = program_in(" ".join(document.args[:1]))
+    run, config, shell = Run(0), document.config, nccl_log.Shell()
+    run.program = nccl_log.program_in(" ".join(document.args[:1]))
     shell.read(" ".join(document.args))
     options = config.model_dump(include={"agg_iters", "graph", "unalign", "blocking"})
     run.settings = {f"--{name}": str(int(value)) for name, value in options.items()}
     # `env` is a user's whole environment: only settings are kept.
-    run.settings |= shell.start() | kept(item.partition("=")[::2] for item in document.env)
+    run.settings |= shell.start() | nccl_log.kept(item.partition("=")[::2] for item in document.env)
     told = "Rank {rank} Group {group} on {hostname} device {device} [{device_hex}] {device_info}"
     devices = (defaultdict(str, {"group": "0", **each}) for each in filter(None, config.devices))
     run.ranks = [*rank_lines(map(told.format_map, devices))]

@@ -238,9 +238,7 @@ def shapes_command(
             "sweep": MODELLED_SWEEP,
             "source_file": f"modelled: {model.machine.name}",
             "nccl_version": str(NcclVersion.parse(nccl)),
-            "num_ranks": shape.num_ranks,
-            "num_nodes": shape.num_nodes,
-            "ranks_per_node": shape.ranks_per_node,
+            **{name: getattr(shape, name) for name in ("num_ranks", "num_nodes", "ranks_per_node")},
             "launch_profile": DEFAULT_PROFILE,
         }
         [path] = write_costs(out, lines, known, program="shapes")

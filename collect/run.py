@@ -1,8 +1,7 @@
 """Runs a sweep: rounds of launches, each committed to the journal, and a Parquet part a round.
 
-Launches run in random order, so that drift of the machine affects all configs alike. A config that
-hangs or crashes runs once more. A launch that never began is set aside: if the next one begins, the
-machine is well, and the configs of the first are failed; else nothing is, and the sweep ends.
+Launches run in random order, so that drift of the machine affects all configs alike. What becomes
+of those that fail: docs/collect.md.
 """
 
 import logging
@@ -50,8 +49,9 @@ class Runner(Protocol):
     def run(self, launch: Launch, progress: Callable[[int], None]) -> Launch:
         """Run one; `progress` gets the number of trials done since its last call."""
 
-    def learn(self, facts: Mapping[str, Any]) -> None:
+    def learn(self, facts: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Take in an earlier launch's facts (read-back, environment)."""
+        return
 
     def environment(self) -> Row:
         """Environment columns, for attempts that start no process."""
@@ -135,7 +135,10 @@ class _Run:
         #: Measurements and seconds inside launches that are left, of all jobs.
         self._left = budget.max_measurements or sys.maxsize
         self._seconds_left = math.inf if budget.max_hours is None else budget.max_hours * 3600
-        self._quarantine = _Quarantine()
+        #: Launches that a config ended; of those that ended two the size from which on they are not
+        #: tried: in published sweeps some hang only at large ones (LL from 128 KiB, sockets).
+        self._ended: set[tuple[str, str]] = set()
+        self._from: dict[tuple[Setting, Config], tuple[int, str]] = {}
         self._expected = strategy.expected_picks()
         self._outcomes: list[Outcome] = []
         self._statuses: Counter[str] = Counter()
@@ -147,7 +150,7 @@ class _Run:
             self._remember(record)
             key, status, reason = record.get("culprit", ("", "", ""))
             if key in self._by_key:  # what filled a gap is no trial of the sweep
-                self._quarantine.add(record["mode"], self._by_key[key], status, reason)
+                self._ends_twice(record["mode"], self._by_key[key], status, reason)
         self._progress.committed(self._expected, self._outcomes)
         ended, number = "done", 0
         while ended == "done" and (trials := self._trials_of(number)) is not None:
@@ -251,7 +254,7 @@ class _Run:
         kept: list[Trial] = []
         lost: list[tuple[Trial, tuple[Row, ...]]] = []
         for trial in launch.trials:
-            reason = trial.infeasible or self._quarantine.reason(trial)
+            reason = trial.infeasible or self._why_not_tried(trial)
             if reason is None:
                 kept.append(trial)
             elif launch.mode is not LaunchMode.READ_BACK:
@@ -284,7 +287,7 @@ class _Run:
         """Commit a launch; returns what goes on. A config that ended two launches gets a row."""
         if launch.culprit is not None:
             trial, row = launch.culprit
-            is_second = self._quarantine.add(launch.mode, trial, row["status"], row["reason"])
+            is_second = self._ends_twice(launch.mode, trial, row["status"], row["reason"])
             what = "" if is_second else ", which runs once more"
             _log.warning("%s ended in %s (%s)%s", launch.id, trial.config.key, row["reason"], what)
             if is_second:
@@ -307,18 +310,7 @@ class _Run:
         if record["facts"]:
             self._runner.learn(record["facts"])
 
-
-class _Quarantine:
-    """Configs that are not tried, from the size on at which they ended two launches.
-
-    In published sweeps some run at small sizes and hang at large ones (LL from 128 KiB, sockets).
-    """
-
-    def __init__(self) -> None:
-        self._ended: set[tuple[str, str]] = set()
-        self._from: dict[tuple[Setting, Config], tuple[int, str]] = {}
-
-    def add(self, mode: str, trial: Trial, status: str, reason: str) -> bool:
+    def _ends_twice(self, mode: str, trial: Trial, status: str, reason: str) -> bool:
         """Count a launch that a trial ended; whether it need not run once more."""
         is_second = status == Status.INFEASIBLE.value or (mode, trial.key) in self._ended
         self._ended.add((mode, trial.key))
@@ -328,7 +320,7 @@ class _Quarantine:
             self._from[config] = (trial.size_bytes, f"{what} ({reason[:200]})")
         return is_second
 
-    def reason(self, trial: Trial) -> str | None:
+    def _why_not_tried(self, trial: Trial) -> str | None:
         size_bytes, why = self._from.get((trial.setting, trial.config), (math.inf, ""))
         if trial.size_bytes < size_bytes:
             return None

@@ -1,10 +1,9 @@
 """The simulator as a runner: rows say `source = simulator`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -97,9 +96,6 @@ class SimulatorRunner(Runner):
             measured.append((trial, (self._measure(launch, trial),)))
             progress(1)
         return replace(launch, measured=tuple(measured), began=True)
-
-    def learn(self, facts: Mapping[str, Any]) -> None:
-        """Do nothing."""
 
     def environment(self) -> Row:
         """The system's environment columns."""

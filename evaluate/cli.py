@@ -128,7 +128,7 @@ def gate_command(
     Example: dynamiccl-evaluate gate --policy RUN_ID --data fresh --known data --out gated
     """
     terms = slack, hidden, max_channels, objective, sm_price
-    load = partial(_load, policy, tracking_uri(), terms)
+    load = partial(_load, policy, terms)
     if plan is None:
         name, shown, document = "gate", *_judge(data, out, known, load, q)
     else:
@@ -139,14 +139,12 @@ def gate_command(
     show_result(name, shown, document, as_json=as_json)
 
 
-def _load(
-    policy: str, tracking_uri: str, terms: tuple[str | None, str | None, int | None, str, float]
-) -> tuple["TorchPolicy", Path]:
+def _load(policy: str, terms: tuple[Any, ...]) -> tuple["TorchPolicy", Path]:
     from dynamiccl.datasets.objective import slack_of
     from dynamiccl.train.policy import TorchPolicy
     from dynamiccl.train.tracking import policy_directory
 
-    folder = policy_directory(policy, tracking_uri)
+    folder = policy_directory(policy, tracking_uri())
     loaded = TorchPolicy.load(folder)
     slack, notes = slack_of(loaded.manifest, *terms)
     for note in [*notes, *([slack.promise] if slack else [])]:

@@ -1,18 +1,11 @@
 """The gate: from a policy and fresh runs to a policy that may be deployed (docs/evaluate.md).
 
-Each size bin in which the policy acts is tested (`evidence`), at a false discovery rate of `q` over
-all bins, of which those have more in which the policy predicts more gain: it says where to look,
-and is no evidence. Bins that nobody measured may pass with their neighbours
-(`let_bins_between_pass`); all else abstains, and so does whatever the data set never had.
-
-The sweep that it needs (`plan_gate`) measures the bins where the policy acts, two configs, often
-enough. How often follows from the policy's training data: in each bin the mean gain, less one
-standard error (the policy chose what looked best), and its deviation between runs, both with the
-variance that the gate would take; its test has the power of a noncentral t. Each run is new
-processes, whose starts are most of the cost: several repeats in each take away noise for less than
-further runs. The proof takes no longer than the sweep that it is of: where it would, sizes that the
-sweep lacked, which need processes of their own, are left to the bins around them, and then there
-are fewer runs, three at least.
+What the policy predicts says where to look (weights), and is no evidence. How often `plan_gate`
+measures follows from the training data: a bin's mean gain, less one standard error (the policy
+chose what looked best), and its deviation between runs, with the variance that the gate would take;
+the test has the power of a noncentral t. Repeats in a process take away noise for less than further
+runs. Where the proof would take longer than the sweep, sizes that the sweep lacked, which need
+processes of their own, are left to their neighbours; then there are fewer runs, three at least.
 """
 
 import json

@@ -1,14 +1,8 @@
 """What a job saves, from draws of what its calls gain; and a verdict.
 
-How a call's saving becomes a step's, and the interval: docs/job.md. The calls of a process group
-follow one another on one stream: together they save up to all that is exposed of the group. A
-longer call is longer in all of its exposed part, and in the hidden one by what compute does not go
-on for (`compute_ratio`).
-
-A hidden call slows the compute beside it: what it gives back is told by rows beside matrix products
-(objective.py) or by a price of a channel, of several kinds of compute by the least and the most of
-them. Without either a longer call takes more from compute, and a shorter one gives some back, which
-widens the interval.
+How a call's saving becomes a step's, and the interval: docs/job.md. What a hidden call gives back
+is told by rows beside matrix products (objective.py) or by a price of a channel, of several kinds
+of compute by the least and the most. Without either the interval is wider.
 
 C calls of K kinds, A configs, D draws. Before the draws stands the middle.
 """

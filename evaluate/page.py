@@ -10,18 +10,16 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
-from itertools import cycle
 from pathlib import Path
-from string import ascii_uppercase
 from typing import Any, Final
 
 import jinja2
 import matplotlib as mpl
 import polars as pl
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
 
 from dynamiccl import cli
+from dynamiccl.collect.describe import draw_tiles
 from dynamiccl.datasets.splits import Split
 from dynamiccl.evaluate.baselines import FAMILY
 from dynamiccl.nccl import ABSTAIN
@@ -32,11 +30,7 @@ mpl.use("Agg")
 _LINES: Final = (("-", "o"), ("--", "s"), ("-.", "^"), (":", "v"), ("-", "D"), ("--", "x"))
 #: Nobody tells apart more than six lines.
 _MOST_POLICIES: Final = 4
-#: Ink on a pale fill, whatever the page's colours.
-_DARK: Final = "#111111"
 _WHITE: Final = (1.0, 1.0, 1.0, 1.0)
-_FILLS: Final = ("#cfe2f3", "#fce5cd", "#d9ead3", "#f4cccc", "#d9d2e9", "#fff2cc", "#d0e0e3")
-_OWN: Final = ("·", "#e6e6e6")
 _MOST_ROWS: Final = 28
 #: Of a job's line; more calls are averaged over windows.
 _MAX_POINTS: Final = 600
@@ -133,46 +127,18 @@ def draw_map(drawn: pl.DataFrame, names: Sequence[str]) -> str:
         kind=pl.when(~is_own).then(kind)
     )
     cells = cells.join(kept, on=FAMILY, how="semi", nulls_equal=True, maintain_order="left")
-    kinds = sorted(cells["kind"].drop_nulls().unique())
-    # Enough for NCCL's seven algorithms and three protocols.
-    marks = zip(ascii_uppercase, cycle(_FILLS), strict=False)
-    looks = dict(zip(kinds, marks, strict=False))
     one_version = drawn["nccl_version"].n_unique() == 1
     rows = []
     for _, family in cells.group_by(FAMILY, maintain_order=True):
         title = _title(family.row(0, named=True), short=one_version)
         for name in shown:
             label = f"{title}: best measured" if name == "oracle" else name
-            rows.append((label, family.filter(policy=name).to_dicts()))
-    sizes = sorted(set(cells["size_bytes"]))
-    tops = [0.26 * level + 0.16 * (level // len(shown)) for level in range(len(rows))]
-    width = 0.34 if len(sizes) <= 28 else 0.26
-    longest = max(len(label) for label, _ in rows)
-    inches = (0.7 + 0.075 * longest + width * max(len(sizes), 14), 1.3 + tops[-1])
-    figure = Figure(figsize=inches, layout="constrained")
-    axes = figure.subplots()
-    for top, (_, tasks) in zip(tops, rows, strict=True):
-        for task in tasks:
-            at = sizes.index(task["size_bytes"])
-            mark, fill = looks.get(task["kind"], _OWN)
-            # Never -0.
-            text = mark if task["kind"] is None else f"{mark} {round(100 * task['gain']) + 0:d}"
-            axes.add_patch(Rectangle((at, top), 1.0, 0.25, fc=fill, ec="white", lw=0.8))
-            look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 6.5}
-            axes.text(at + 0.5, top + 0.125, text, color=_DARK, **look)
-    axes.set_xlim(0, len(sizes))
-    axes.set_ylim(tops[-1] + 0.27, -0.02)
-    axes.set_yticks([top + 0.125 for top in tops], [label for label, _ in rows], fontsize=8)
+            tiles = family.filter(policy=name).select("size_bytes", "kind", "gain").rows()
+            rows.append((label, {size: (kind, gain) for size, kind, gain in tiles}))
     tested = set(drawn.filter(split=Split.TEST.value)["size_bytes"])
-    labels = [f"{size_label(size)}{' *' if size in tested else ''}" for size in sizes]
-    axes.set_xticks([at + 0.5 for at in range(len(sizes))], labels, rotation=90, fontsize=8)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    legend = [(f"{mark}  {each}", fill) for each, (mark, fill) in looks.items()]
-    legend.append(("·  NCCL's own choice, or as fast within the noise", _OWN[1]))
-    handles = [Patch(label=label, facecolor=fill) for label, fill in legend]
-    figure.legend(handles=handles, loc="outside lower left", fontsize=8, ncols=4, frameon=False)
-    return _svg(figure)
+    sizes = sorted(set(cells["size_bytes"]))
+    labels = {size: f"{size_label(size)}{' *' if size in tested else ''}" for size in sizes}
+    return _svg(draw_tiles(rows, labels, len(shown)))
 
 
 def draw_gains(drawn: pl.DataFrame, names: Sequence[str], simple: str) -> str:
@@ -245,7 +211,7 @@ def draw_courses(courses: Mapping[str, pl.DataFrame]) -> str:
 
 
 def _svg(figure: Figure) -> str:
-    """Equal figures give equal text; black takes the page's ink, so fills need _DARK."""
+    """Equal figures give equal text; black takes the page's ink, so ink on fills is "#111111"."""
     figure.patch.set_visible(False)
     for axes in figure.axes:
         if axes.get_facecolor() == _WHITE:

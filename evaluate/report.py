@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -16,14 +16,8 @@ from dynamiccl.datasets.schema import TASK_COLUMNS
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import content_hash, part_paths, provenance_of, read, slug
 from dynamiccl.errors import NotEnoughData, UserError
-from dynamiccl.evaluate.baselines import (
-    Actions,
-    LearnedPolicy,
-    NamedPolicy,
-    make_policies,
-)
-from dynamiccl.evaluate.metrics import SCALE, result_rows, summarise
-from dynamiccl.evaluate.ope import CONFIDENCE, logged_values
+from dynamiccl.evaluate.baselines import Actions, LearnedPolicy, NamedPolicy, make_policies
+from dynamiccl.evaluate.metrics import CONFIDENCE, SCALE, logged_values, result_rows, summarise
 from dynamiccl.evaluate.page import draw_gains, draw_map, render, say
 from dynamiccl.nccl import ABSTAIN
 from dynamiccl.train import tracking, tracking_uri
@@ -121,29 +115,25 @@ def make_report(
         **_sources(data_dir, everything),
         "manifests": {name: policy.manifest for name, policy in learned},
     }
-    out.mkdir(parents=True, exist_ok=True)
-    page = out / "report.html"
-    page.write_text(render("report.html", header), encoding="utf-8")
-    (out / SUMMARY_NAME).write_text(json.dumps(told, indent=1), encoding="utf-8")
-    results.write_parquet(out / "results.parquet")
     shutil.rmtree(out / FIGURES_FOLDER, ignore_errors=True)  # those of an earlier report
-    (out / FIGURES_FOLDER).mkdir()
-    for system, found in figures.items():
-        for kind, svg in found.items():
-            path = out / FIGURES_FOLDER / f"{slug(system)}-{kind}.svg"
-            path.write_text(svg, encoding="utf-8")
-    _keep(page, header["run_ids"].values(), f"report/{header['data_hash'][:12]}")
+    _write(out, header, told)
+    results.write_parquet(out / "results.parquet")
+    with tempfile.TemporaryDirectory() as scratch:
+        _write(Path(scratch), header, told)
+        for run_id in header["run_ids"].values():
+            run = tracking.reopen_run(tracking_uri(), run_id)
+            run.log_folder(Path(scratch), f"report/{header['data_hash'][:12]}")
     return told
 
 
-def _keep(page: Path, run_ids: Iterable[str], folder: str) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        for path in (page, page.with_name(SUMMARY_NAME)):
-            shutil.copy(path, scratch)
-        shutil.copytree(page.with_name(FIGURES_FOLDER), Path(scratch) / FIGURES_FOLDER)
-        for run_id in run_ids:
-            run = tracking.reopen_run(tracking_uri(), run_id)
-            run.log_folder(Path(scratch), folder)
+def _write(folder: Path, header: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+    (folder / FIGURES_FOLDER).mkdir(parents=True, exist_ok=True)
+    (folder / "report.html").write_text(render("report.html", header), encoding="utf-8")
+    (folder / SUMMARY_NAME).write_text(json.dumps(told, indent=1), encoding="utf-8")
+    for system, found in header["drawn"].items():
+        for kind, svg in found.items():
+            path = folder / FIGURES_FOLDER / f"{slug(system)}-{kind}.svg"
+            path.write_text(svg, encoding="utf-8")
 
 
 def by_turn(policies: Sequence[NamedPolicy]) -> list[list[NamedPolicy]]:

@@ -6,11 +6,11 @@ world.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +51,6 @@ _WORTH_GAINING: Final = 0.03
 Actions = npt.NDArray[np.int64]
 MakeWatch = Callable[[], Watch]
 Progress = Callable[[int], None]
-Rule = Callable[[JobCalls], Actions]
 
 
 class Player(Protocol):
@@ -69,7 +68,7 @@ class Player(Protocol):
 class Ruled(Player):
     """Follows a rule: a table, or the oracle."""
 
-    rule: Rule
+    rule: Callable[[JobCalls], Actions]
 
     def act(self, observation: Mapping[str, Any], env: JobCalls) -> Actions:  # noqa: ARG002
         """The rule's actions."""
@@ -284,8 +283,7 @@ def _mean_times_us(world: World) -> Floats:
     return np.where(count[:, None] > 0, total / np.maximum(count, 1)[:, None], world.quiet_us)
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
+class Totals(NamedTuple):
     """Totals of a player's N jobs, each (N,)."""
 
     #: True, changes included.
@@ -294,10 +292,10 @@ class Totals:
     job_us: Floats
     #: The best config of each call, without changes.
     oracle_us: Floats
-    changes: npt.NDArray[np.int64]
+    changes: Floats
     #: Calls that took over 1 % more than NCCL's choice would have.
-    slower: npt.NDArray[np.int64]
-    alarms: npt.NDArray[np.int64]
+    slower: Floats
+    alarms: Floats
     #: The first job, call by call; `slowdown` is the worst of links and host. None: not kept.
     course: pl.DataFrame | None
 
@@ -312,29 +310,23 @@ def roll_out(
 ) -> Totals:
     """Run an episode of so many calls; every thousand `progress` is told of them."""
     observation = env.reset(seed)
-    jobs = env.num_envs
-    total, job, oracle = np.zeros((3, jobs))
-    changes, slower, alarms = np.zeros((3, jobs), dtype=np.int64)
-    course = []
+    totals, course = np.zeros((6, env.num_envs)), []
     for call in range(calls):
         times = env.jobs.oracle_us()
         worst = max(env.jobs.intra[0], env.jobs.inter[0], env.jobs.host[0])
         usual = times[:, ABSTAIN_ACTION]
         observation, ran = env.step(player.act(observation, env))
         player.learn(ran, env)
-        total += ran.true_us
-        job += ran.lasted_us
-        oracle += np.nanmin(times, axis=1)
-        changes += ran.changed
-        slower += ran.true_us > (1.0 + SLOWER) * usual
-        alarms += env.alarm_began
-        seen = (ran.action, ran.changed, ran.measured_us, usual, env.level, env.alarm_began)
+        slower = ran.true_us > (1.0 + SLOWER) * usual
+        best_us, alarm = np.nanmin(times, axis=1), env.alarm_began
+        totals += ran.true_us, ran.lasted_us, best_us, ran.changed, slower, alarm
+        seen = (ran.action, ran.changed, ran.measured_us, usual, env.level, alarm)
         course.append((*(each[0].item() for each in seen), float(worst)))
         if (call + 1) % 1000 == 0:
             progress(1000)
     names = ("action", "changed", "measured_us", "default_us", "level", "alarm", "slowdown")
     first = pl.DataFrame(course, schema=names, orient="row", infer_schema_length=1)
-    return Totals(total, job, oracle, changes, slower, alarms, first)
+    return Totals._make((*totals, first))
 
 
 def play(
@@ -348,13 +340,12 @@ def play(
     for contender, seed in product(contenders, seeds):
         ready = contender.prepare(setting)
         total = roll_out(*ready, setting.calls, seed=seed, progress=progress)
-        kept = total if seed == seeds[0] else replace(total, course=None)
+        kept = total if seed == seeds[0] else total._replace(course=None)
         played.setdefault(contender.name, []).append(kept)
     return played
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(NamedTuple):
     """Mean over seeds and 95 % interval; None of a single seed."""
 
     mean: float
@@ -442,7 +433,7 @@ def conclude(
 def to_json(found: Comparison) -> dict[str, Any]:
     """Plain data."""
     rows = [
-        {key: asdict(value) if isinstance(value, Estimate) else value for key, value in row.items()}
+        {key: each._asdict() if isinstance(each, Estimate) else each for key, each in row.items()}
         for row in found["rows"]
     ]
     return {**found, "rows": rows}

@@ -49,7 +49,7 @@ def parse(text: str, collective: Collective | None = None) -> Parsed:
         path = Path(folder) / "doc.txt"
         path.write_text(text)
         with suppress(OutputError):
-            for _, table in read_file(path, {"system": "s", "run": "doc"}, options, report):
+            for _, table in read_file(path, "doc", options, report):
                 rows += table.to_pylist()
     known = [{name: value for name, value in row.items() if value is not None} for row in rows]
     return Parsed(known, report.rejected, report.remarks)

@@ -83,7 +83,7 @@ def test_both_sides_of_each_half_are_measured(
     log.write_text(done.stdout)
     report = FileReport(str(log), "nccl-tests-text")
     with pytest.raises(OutputError, match=r"ran beside matrix products .*dynamiccl-collect run"):
-        list(read_file(log, {"run": "x"}, ImportOptions(), report))
+        list(read_file(log, "x", ImportOptions(), report))
 
 
 def test_a_product_has_ended_before_the_work_and_one_begins_behind_it() -> None:

@@ -274,4 +274,4 @@ def test_nothing_wrong_is_said_of_a_run(seed: int, tmp_path: Path) -> None:
     found = [(row["time_us"], wrong(row, truths[int(row["time_us"]) - 50])) for row in rows]
     assert not [each for each in found if each[1]], "\n".join(lines)
     num_rows = sum("262144 float" in line for line in lines)
-    assert len(rows) // 2 + summary.dropped + summary.num_rejected >= num_rows
+    assert len(rows) // 2 + summary.sums["dropped"] + summary.sums["num_rejected"] >= num_rows

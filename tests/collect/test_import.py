@@ -34,11 +34,11 @@ def test_same_file_twice_is_taken_once(tmp_path: Path) -> None:
     for path in (log, copy):
         path.write_text(LOG)
     summary = import_files([log, copy], tmp_path / "out", options=ImportOptions(system="s"))
-    assert summary.measurements_written == 2
+    assert summary.sums["measurements_written"] == 2
     assert "the same bytes as" in summary.files[1].remarks[0]
     again = import_files([log], tmp_path / "out", options=ImportOptions(system="s"))
     rows = store.read(tmp_path / "out")
-    assert (again.already_there, rows.height) == (2, 2)
+    assert (again.sums["already_there"], rows.height) == (2, 2)
     assert rows["sweep"].unique().to_list() == ["nightly-runs"]
     assert rows["source_file"].unique().to_list() == [str(log)]
     assert rows["run"][0].startswith("job7-")
@@ -169,7 +169,7 @@ def test_lines_that_are_short_twice_or_two(tmp_path: Path) -> None:
     summary, rows = load(tmp_path, {"note": "two\nlines"}, {"time_us": "101"}, {"repeat": "1"})
     # A record has the line that it ends on.
     assert [row["source_line"] for row in rows] == [3, 5]
-    assert (summary.duplicates, summary.measurements_written) == (1, 2)
+    assert (summary.sums["duplicates"], summary.sums["measurements_written"]) == (1, 2)
     text = Path(summary.files[0].path).read_text() + "a,b\n"
     [refused] = imported(tmp_path / "s.csv", text, system=None)[0].rejected
     assert refused.reason == f"2 cells where the header names {len(CSV_COLUMNS)} columns"
@@ -182,14 +182,14 @@ def test_rows_without_a_repeat_are_the_next_ones_of_those_alike_in_all_parts(
     repeats = ({"repeat": number} for number in ("", "0", "2", ""))
     summary, rows = load(tmp_path, *repeats, {"run": "other"})
     assert len(summary.files[0].parts) == 2
-    assert (summary.duplicates, summary.rows_read) == (1, 5)
+    assert (summary.sums["duplicates"], summary.sums["rows_read"]) == (1, 5)
     assert [row["repeat"] for row in rows] == [0, 2, 3, 0]
 
 
 def test_size_0_is_dropped_and_a_bandwidth_of_0_has_no_time(tmp_path: Path) -> None:
     nothing = {"time_us": "", "busbw_gbytes_per_s": "0"}
     summary, rows = load(tmp_path, {"size_bytes": "0"}, nothing)
-    assert (summary.dropped, summary.files[0].dropped) == (1, {"size 0": 1})
+    assert (summary.sums["dropped"], summary.files[0].dropped) == (1, {"size 0": 1})
     assert cells(rows, "status", "time_us", "algbw_gbytes_per_s") == [("ok", None, None)]
     assert "a bandwidth of 0 keep no time" in summary.files[0].remarks[0]
 
@@ -206,7 +206,7 @@ def test_four_columns_are_enough_and_rows_alike_are_repeats(tmp_path: Path) -> N
     [told] = summary.files[0].remarks
     assert "mode 'isolated', launch_profile 'default'" in told
     again, _ = imported(tmp_path / "mine.csv", **known)
-    assert (summary.already_there, again.already_there) == (0, 3)
+    assert (summary.sums["already_there"], again.sums["already_there"]) == (0, 3)
 
 
 #: Times of 40 us, and an algorithm that only the shell's line tells.
@@ -268,7 +268,7 @@ def test_a_log_is_the_same_in_every_form(form: str, tmp_path: Path) -> None:
     told = [row[n] for n in ("collective", "time_us", "busbw_gbytes_per_s", "num_ranks", "gpu")]
     assert told == ["AllReduce", 40.0, 52.43, 2, "GPU B"]
     assert (row["requested_algorithm"], row["source_line"], row["num_nodes"]) == ("Ring", 7, 1)
-    assert (summary.rejected, summary.rows_read) == ([], 1)
+    assert (summary.rejected, summary.sums["rows_read"]) == ([], 1)
 
 
 NVIDIA = "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff"
@@ -316,7 +316,7 @@ def test_what_contradicts_itself_without_a_time_is_refused(tmp_path: Path) -> No
     assert "names that are not known" in summary.rejected[1].reason
     # A little is taken, and told.
     summary, _ = imported(tmp_path / "v.csv", f"{FIGURES}allreduce,1048576,1,8,100,17.5\n")
-    assert (summary.measurements_written, summary.rejected) == (1, [])
+    assert (summary.sums["measurements_written"], summary.rejected) == (1, [])
     assert any("differ by up to 5 %" in remark for remark in summary.files[0].remarks)
 
 

@@ -191,7 +191,7 @@ def test_long_outputs_become_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(nccl_tests, "CHUNK_ROWS", 3)
     monkeypatch.setattr(nccl_tests, "_PART_ROWS", 5)
     summary, rows = imported(tmp_path / "a.log", PRINTED * 2)
-    assert (len(summary.files[0].parts), summary.measurements_written) == (2, 8)
+    assert (len(summary.files[0].parts), summary.sums["measurements_written"]) == (2, 8)
     found = [(row["run"][-2:], row["time_us"], row["repeat"]) for row in rows]
     times_us = (100.0, 102.0, 150.0, 151.0)
     assert found == [(run, time_us, 0) for run in (".1", ".2") for time_us in times_us]

@@ -13,8 +13,8 @@ from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import TaskGrid, task_grid, usable
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
-from dynamiccl.evaluate import ope
-from dynamiccl.evaluate.baselines import Actions, LearnedPolicy
+from dynamiccl.evaluate import metrics
+from dynamiccl.evaluate.baselines import Actions, Float64Array, LearnedPolicy
 from tests.data_sets import SYSTEM, make_data, sweep_text
 from tests.evaluate.grids import grid
 
@@ -36,7 +36,7 @@ def make_world() -> TaskGrid:
     return replace(exact, samples=samples)
 
 
-def mixture(policy: ope.Float64Array, mask: npt.NDArray[np.bool_], share: float) -> Any:
+def mixture(policy: Float64Array, mask: npt.NDArray[np.bool_], share: float) -> Any:
     """(T, A) a policy that for a share of calls is random, among what `mask` allows."""
     return (1.0 - share) * policy + share * mask / mask.sum(axis=1, keepdims=True)
 
@@ -48,7 +48,7 @@ BEHAVIOUR = mixture(DEFAULT, WORLD.mask, 0.7)
 POLICIES = {"oracle": ORACLE, "half-random oracle": mixture(ORACLE, WORLD.mask, 0.5)}
 
 
-def drawn_log(seed: int = 0, behaviour: ope.Float64Array = BEHAVIOUR, rows: int = ROWS) -> ope.Log:
+def drawn_log(seed: int = 0, behaviour: Float64Array = BEHAVIOUR, rows: int = ROWS) -> metrics.Log:
     """Calls of tasks drawn alike, by a known policy (T, A), timed as in the samples."""
     random = np.random.default_rng(seed)
     task = random.integers(0, TASKS, rows)
@@ -57,19 +57,19 @@ def drawn_log(seed: int = 0, behaviour: ope.Float64Array = BEHAVIOUR, rows: int 
     which = random.integers(0, SAMPLES, rows)
     cells = zip(task.tolist(), action.tolist(), strict=True)
     times = np.array([WORLD.samples[cell] for cell in cells])[range(rows), which]
-    return ope.Log(task, action, -times / WORLD.default_us[task], behaviour[task, action])
+    return metrics.Log(task, action, -times / WORLD.default_us[task], behaviour[task, action])
 
 
-def true_value(policy: ope.Float64Array) -> float:
+def true_value(policy: Float64Array) -> float:
     """Mean reward over the tasks."""
     rewards = np.where(WORLD.mask, -WORLD.times_us / WORLD.default_us[:, None], 0.0)
     return float((policy * rewards).sum(axis=1).mean())
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_intervals_hold_the_truth_nine_times_in_ten(policy: ope.Float64Array) -> None:
+def test_intervals_hold_the_truth_nine_times_in_ten(policy: Float64Array) -> None:
     truth = -true_value(policy)
-    told = [ope.estimates(drawn_log(s), policy, BEHAVIOUR, 0.9) for s in range(200)]
+    told = [metrics.estimates(drawn_log(s), policy, BEHAVIOUR, 0.9) for s in range(200)]
     for name in ("SNIPS", "DR"):
         ends = np.array(
             [(each[name]["low"], each[name]["high"]) for each in told], dtype=np.float64
@@ -123,7 +123,7 @@ class Always:
 def values_of(frame: pl.DataFrame, policy: Always) -> dict[str, Any]:
     catalogue = Catalogue.from_frame(usable(frame))
     grid = task_grid(frame, catalogue, WHOLE)
-    found = ope.logged_values(frame, catalogue, grid, [cast(LearnedPolicy, policy)])
+    found = metrics.logged_values(frame, catalogue, grid, [cast(LearnedPolicy, policy)])
     return {system: by_policy["always"] for system, by_policy in found.items()}
 
 
@@ -145,10 +145,10 @@ def test_what_is_little_known_is_said(drawn: pl.DataFrame, data_dir: Path, tmp_p
     assert nowhere == {"tasks": nowhere["tasks"], "acts": 0, "draws": 0}
     few = values_of(drawn.filter(pl.col("round") < 3), Always(1))[SYSTEM]
     assert few["DR"] == few["SNIPS"]
-    assert few["DR"] == {"mean": None, "low": None, "high": None, "note": ope.NO_OVERLAP}
+    assert few["DR"] == {"mean": None, "low": None, "high": None, "note": metrics.NO_OVERLAP}
     assert few["DM"]["mean"] > 0.0
     adaptive = '{ kind = "adaptive", max_rounds = 3, epsilon = 0.5 }'
     followed = values_of(measured(tmp_path / "store", adaptive), Always(1))[SYSTEM]
-    assert (followed["DR"]["low"], followed["DM"]["note"]) == (None, ope.NO_INTERVAL)
-    assert followed["DR"]["note"] in {ope.NO_INTERVAL, ope.NO_OVERLAP}
+    assert (followed["DR"]["low"], followed["DM"]["note"]) == (None, metrics.NO_INTERVAL)
+    assert followed["DR"]["note"] in {metrics.NO_INTERVAL, metrics.NO_OVERLAP}
     assert values_of(read(data_dir), Always(1)) == {}

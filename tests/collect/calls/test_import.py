@@ -98,7 +98,7 @@ def test_communicators_collectives_and_rotated_files_stay_apart(tmp_path: Path) 
             write(tmp_path / "in", records, rank=rank, number=number)
     calls, summary = take(tmp_path / "in", tmp_path / "out")
     assert calls.height == summary.calls_written == summary.calls_timed == 16
-    assert (summary.rows_read, summary.duplicates) == (33, 1)
+    assert (summary.sums["rows_read"], summary.sums["duplicates"]) == (33, 1)
     assert calls["comm"].unique().sort().to_list() == ["0" * 15 + "1", "f" * 16]
     assert (calls["time_us"] == 10.0 + calls["sequence"]).all()
 
@@ -114,7 +114,7 @@ def test_replays_of_a_captured_call_are_matched_by_their_number(tmp_path: Path) 
     assert captured["replay"].to_list() == [0, 1, 2]
     assert captured["ranks_seen"].to_list() == [2, 2, 2]
     assert captured["timestamp"].dt.epoch("us").to_list() == [10, 20, 30]
-    assert (calls.height, summary.duplicates) == (4, 0)
+    assert (calls.height, summary.sums["duplicates"]) == (4, 0)
 
 
 def test_impossible_records_are_dropped_with_a_reason(tmp_path: Path) -> None:
