@@ -17,9 +17,8 @@ Times = Mapping[Hashable, Sequence[tuple[int, float]]]
 Cell = tuple[float, float, int]
 #: Standard deviation of normal noise over its median absolute value.
 MAD_TO_SIGMA: Final = 1.4826
-#: Standard deviation of a single log time where nothing tells, and the differences that tell.
+#: Standard deviation of a single log time where no difference tells.
 NOISE: Final = 0.03
-_TELLING: Final = 12
 #: n times the variance of the median of n normal values over theirs (n large).
 MEDIAN_VARIANCE: Final = math.pi / 2
 
@@ -37,13 +36,11 @@ def cells_of(
     differences = [(size, b - a) for size, values in level.values() for a, b in pairwise(values)]
     sigma = {}
     for size in {size for size, _ in level.values()}:
-        # Of sizes within 1.5 octaves, if there are enough differences; else of all.
+        # Of sizes within 1.5 octaves, if there are twelve differences; else of all.
         near = [d for other, d in differences if abs(other - size) <= 1.5]
-        taken = near if len(near) >= _TELLING else [d for _, d in differences]
+        taken = near if len(near) >= 12 else [d for _, d in differences]
         spread = MAD_TO_SIGMA * float(np.median(np.abs(taken))) / math.sqrt(2) if taken else NOISE
-        # Few tell little: the rest counts as usual.
-        share = min(len(taken) / _TELLING, 1.0)
-        sigma[size] = max(math.sqrt(share * spread**2 + (1.0 - share) * NOISE**2), 0.001)
+        sigma[size] = max(spread, 0.001)
     return {cell: cell_of(values, sigma[size]) for cell, (size, values) in level.items()}
 
 
