@@ -81,7 +81,7 @@ def test_intervals_hold_the_truth_nine_times_in_ten(policy: Float64Array) -> Non
 
 
 def test_rows_that_followed_what_they_saw_have_no_interval() -> None:
-    found = metrics.estimates(replace(drawn_log(0), adaptive=True), ORACLE, BEHAVIOUR, 0.9)
+    found = metrics.estimates(drawn_log(0)._replace(adaptive=True), ORACLE, BEHAVIOUR, 0.9)
     for name in ("SNIPS", "DR"):
         assert found[name]["mean"] is not None
         assert (found[name]["low"], found[name]["note"]) == (None, metrics.NO_INTERVAL)
