@@ -223,7 +223,7 @@ class Belief:
 
     def decide(self, alpha: float = ALPHA) -> Ints:
         """(S,) configs; 0 where NCCL's own choice stands."""
-        return self._best(self.gain, self.spread, self.caution(alpha))
+        return self._best(self.gain, self.spread, self.may_act, self.caution(alpha))
 
     def caution(self, alpha: float = ALPHA) -> float:
         """Spreads that a gain must exceed; infinite where no number is enough."""
@@ -237,19 +237,26 @@ class Belief:
         true = (worlds[self._default] - worlds).T.reshape(gains.shape)
         stretches = self._stretches(self._octaves(self._held))[:, None, None]
         spread = stretches * np.sqrt(self._variance).reshape(self._shape)
+        may = self._may(gains, spread)
         for caution in _CAUTIONS:
-            best = self._best(gains, spread, caution)
+            best = self._best(gains, spread, may, caution)
             got = np.take_along_axis(true, best[..., None], axis=2)[..., 0]
             slower = np.count_nonzero((best > 0) & (got < -math.log1p(SLOWER)))
             if slower + 1 <= alpha * (np.count_nonzero(best) + 1):
                 return float(caution)
         return math.inf
 
-    def _best(self, gain: Floats, spread: Floats, caution: float) -> Ints:
+    def _may(self, gain: Floats, spread: Floats) -> Bools:
+        """(..., S, A) as `may_act`, of other gains."""
+        gains = gain > AROUND * spread
+        below, above = self._neighbours
+        around = gains[..., below, :] & gains[..., above, :]
+        return np.asarray(self._allowed & self.is_near & around)
+
+    def _best(self, gain: Floats, spread: Floats, may: Bools, caution: float) -> Ints:
         """(..., S) largest sure gain (..., S, A); 0 without one."""
         # Infinite caution times a spread of 0 would be no number.
         bar = np.maximum(caution * np.maximum(spread, 1e-12), MIN_GAIN)
-        may = self._allowed & self.is_near & self._around(gain, spread)
         sure = np.where(may & (gain > bar), gain, 0.0)
         best: Ints = np.where(sure.max(axis=-1) > 0.0, sure.argmax(axis=-1), 0)
         return best
@@ -306,8 +313,6 @@ class Belief:
     def _candidates(self, random: Generator) -> Ints:
         """(C,) each config where it promises most, the most promising places, and random ones."""
         there = np.flatnonzero(self._allowed)
-        if not len(there):
-            return there
         hoped = np.where(self._allowed, self.gain + self.spread, -np.inf)
         of_each = hoped.argmax(axis=0) * self._shape[1] + np.arange(self._shape[1])
         more = hoped - np.maximum(self.gain.max(axis=1), 0.0)[:, None]
@@ -346,12 +351,7 @@ class Belief:
     @property
     def may_act(self) -> Bools:
         """(S, A) where a config acts as soon as its gain is sure."""
-        return np.asarray(self.is_near & self._around(self.gain, self.spread))
-
-    def _around(self, gain: Floats, spread: Floats) -> Bools:
-        gains = gain > AROUND * spread
-        below, above = self._neighbours
-        return np.asarray(gains[..., below, :] & gains[..., above, :])
+        return self._may(self.gain, self.spread)
 
     @property
     def is_near(self) -> Bools:
