@@ -42,34 +42,36 @@ def valleys(space: SearchSpace) -> npt.NDArray[np.float64]:
     return times
 
 
-def drive(
-    tuner: Tuner,
-    times_us: npt.NDArray[np.float64],
-    calls: int,
-    noise: Callable[[int], float] = lambda _: 1.0,
-) -> list[int]:
-    """Run calls; returns the action of each."""
+Noise = Callable[[int], float]
+
+
+def quiet(_call: int) -> float:
+    """No noise."""
+    return 1.0
+
+
+def played(
+    tuner: Tuner, times_us: npt.NDArray[np.float64], calls: int, noise: Noise
+) -> list[tuple[int, bool]]:
+    """Run calls; returns the action of each, and whether it was another than the incumbent."""
     ran = []
     for call in range(calls):
         action = tuner.ask(KEY)
+        ran.append((action, action != tuner.best(KEY)))
         tuner.tell(KEY, float(times_us[action]) * noise(call))
-        ran.append(action)
     return ran
 
 
-def count_probes(
-    tuner: Tuner,
-    times_us: npt.NDArray[np.float64],
-    calls: int,
-    noise: Callable[[int], float] = lambda _: 1.0,
-) -> int:
+def drive(
+    tuner: Tuner, times_us: npt.NDArray[np.float64], calls: int, noise: Noise = quiet
+) -> list[int]:
+    """Run calls; returns the action of each."""
+    return [action for action, _ in played(tuner, times_us, calls, noise)]
+
+
+def count_probes(tuner: Tuner, times_us: npt.NDArray[np.float64], calls: int, noise: Noise) -> int:
     """Run calls; returns how many ran another action than the incumbent."""
-    probes = 0
-    for call in range(calls):
-        action = tuner.ask(KEY)
-        probes += action != tuner.best(KEY)
-        tuner.tell(KEY, float(times_us[action]) * noise(call))
-    return probes
+    return sum(is_probe for _, is_probe in played(tuner, times_us, calls, noise))
 
 
 def scatter(sigma: float, seed: int) -> Callable[[int], float]:
