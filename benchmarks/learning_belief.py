@@ -2,8 +2,9 @@
 
 `few_shot_figures`: judge's worlds probed where the belief finds it most worth what it takes,
 against random probes and against times interpolated between the same probes, which act by the same
-rule; the same worlds swept by `strategy = "adaptive"`, which measures in rounds and is told nothing
-of NCCL's costs; and the three shipped systems.
+rule; the same worlds swept by `strategy = "adaptive"`, which measures in rounds and is told NCCL's
+costs after the first; and the three shipped systems, where what the belief expects, guard and
+caution aside (`expected`), tells what these two take.
 
 A probe is one noisy time (sd 2 %) of one config at one size; NCCL's own choice at that size is
 probed as often, and counts as a probe. Truth is the table's. *Slower* is by over 1 %. NAME_lo and
@@ -15,7 +16,6 @@ A place is size x A + config of a table of S sizes and A configs, NCCL's own cho
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -26,8 +26,7 @@ from dynamiccl.belief import MIN_GAIN, SLOWER, Belief, Bools, prior_of
 from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.strategies import Outcome, believe, make_strategy, tasks_of
 from dynamiccl.collect.sweep import GroupShape, Sizes, StrategySettings, SweepFile
-from dynamiccl.drawn_worlds import Grid
-from dynamiccl.nccl import Algorithm, Protocol
+from dynamiccl.drawn_worlds import CELLS, Grid
 
 #: Numbers of probes after which a table is judged, and what one counts that is never good enough.
 LOOKS: Final = (0, 5, 10, 15, 20, 25, 30, 40, 60, 80, 120, 160, 200)
@@ -107,16 +106,19 @@ def upper(rows: Sequence[Row], under: str) -> float:
 # --- to probe and to choose ---
 
 
-def grid_of(table: Table) -> Grid:
-    """What a belief is told of a table: sizes, configs, NCCL's own cells and its costs."""
-    own = tuple((Algorithm(a), Protocol(p)) for a, p in table.cells[:, 0])
-    grid = Grid(tuple(np.log2(table.sizes_bytes).tolist()), table.configs, own)
-    columns = []
-    for cell in grid.cells:
+def costs_of(table: Table) -> Floats:
+    """(S, 21) NCCL's log costs of its cells; NaN where the table has none."""
+    found = np.full((len(table.sizes_bytes), len(CELLS)), -np.inf)
+    for column, cell in zip(found.T, CELLS, strict=True):
         is_it = (table.cells == cell).all(axis=-1)
-        found = np.where(is_it, table.log_cost_us, -np.inf).max(axis=1)
-        columns.append(np.where(np.isfinite(found), found, np.nan))
-    return replace(grid, log_costs=tuple(map(tuple, np.stack(columns, axis=1).tolist())))
+        column[:] = np.where(is_it, table.log_cost_us, -np.inf).max(axis=1)
+    return np.where(np.isfinite(found), found, np.nan)
+
+
+def grid_of(table: Table) -> Grid:
+    """What a belief is told of a table: sizes, configs, NCCL's costs and its own cells."""
+    grid = Grid(tuple(np.log2(table.sizes_bytes).tolist()), table.configs)
+    return grid.with_costs(costs_of(table))
 
 
 class Probes:
@@ -230,7 +232,7 @@ def spread_out(places: Ints, values: Floats, shape: tuple[int, ...]) -> Floats:
 
 
 def play(table: Table, seed: int, way: str, looks: Sequence[int]) -> list[Row]:
-    """Probe a table in one of WAYS; scores at each of `looks` of both ways to choose."""
+    """Probe a table in one of WAYS; scores at each of `looks` of all ways to choose."""
     random = np.random.default_rng((seed, len(table.sizes_bytes)))
     probes = Probes(table, random)
     found: list[Row] = []
@@ -246,11 +248,13 @@ def play(table: Table, seed: int, way: str, looks: Sequence[int]) -> list[Row]:
         ours = judged(table.log_time_us, chosen) | covered(belief, table.log_time_us, chosen)
         found.append(about | {"choose": "belief"} | ours)
         found.append(about | {"choose": "interpolated"} | judged(table.log_time_us, rival))
+        expected = np.where(probes.can, belief.gain, 0.0).argmax(axis=1)
+        found.append(about | {"choose": "expected"} | judged(table.log_time_us, expected))
     return found
 
 
 def swept(table: Table, seed: int, looks: Sequence[int]) -> list[Row]:
-    """Sweep a table by `strategy = "adaptive"`, which knows no costs; scores after its rounds."""
+    """Sweep a table by `strategy = "adaptive"`; scores after its rounds."""
     shape = GroupShape(num_nodes=table.shape[0], ranks_per_node=table.shape[1])
     setting = Setting(table.collective, *table.shape, *table.shape)
     file = SweepFile(
@@ -269,7 +273,9 @@ def swept(table: Table, seed: int, looks: Sequence[int]) -> list[Row]:
     log_us = {trial.key: table.log_time_us[place] for place, trial in trials.items()}
     action_of = {config: action for action, config in enumerate(table.configs)}
     [tasks] = tasks_of(list(trials.values())).values()
-    strategy, random = make_strategy(file, list(trials.values())), np.random.default_rng(seed)
+    costs = costs_of(table)
+    strategy = make_strategy(file, list(trials.values()), lambda *_: costs)
+    random = np.random.default_rng(seed)
     history, chosen = list[Outcome](), [(0, np.zeros(len(tasks), np.int64))]
     for number in itertools.count():
         picks = strategy.next_picks(number, history)
@@ -278,7 +284,7 @@ def swept(table: Table, seed: int, looks: Sequence[int]) -> list[Row]:
         for pick in picks:
             time_us = math.exp(log_us[pick.key] + NOISE * random.standard_normal())
             history.append(Outcome(pick.key, number, time_us, ok=True))
-        found = believe(tasks, history)
+        found = believe(tasks, history, costs if number else None)
         decided = [found.trials[place].config for place in enumerate(found.belief.decide())]
         chosen.append((len(history), np.array([action_of[config] for config in decided])))
     about = {"world": table.name, "seed": seed, "way": "adaptive", "choose": "belief"}
@@ -300,6 +306,7 @@ def few_shot_figures(count: int) -> dict[str, Any]:
     figures |= _probes(of(rows, way="worth", choose="interpolated"), "interpolated_probes")
     figures |= _probes(strategy, "adaptive_probes") | _safety(strategy, "adaptive")
     figures |= _safety(ours, "few_shot")
+    figures |= _safety(of(rows, way="worth", choose="expected"), "expected")
     late = [row for row in ours if row["look"] > 0]
     by_world = [summed(each) for each in by(late, "world").values()]
     figures |= with_interval("coverage", by_world, ratio("inside", "places"))
@@ -319,17 +326,15 @@ def few_shot_figures(count: int) -> dict[str, Any]:
 def _shipped_figures() -> dict[str, Any]:
     """After how many probes the mean regret of a shipped system's tables stays within 2 %."""
     tables = {name: [shipped_table(name, each) for each in DISTINCT] for name in SHIPPED}
-    seeds = range(SEEDS)
-    jobs = [(t, s, "worth", LOOKS) for s in seeds for each in tables.values() for t in each]
-    rows = of(in_parallel(play, jobs), choose="belief")
+    jobs = [(t, s, "worth", LOOKS) for s in range(SEEDS) for each in tables.values() for t in each]
+    rows = in_parallel(play, jobs)
     found: dict[str, Any] = {}
-    for name, of_system in tables.items():
+    for (name, of_system), choose in itertools.product(tables.items(), ("belief", "expected")):
         names = {table.name for table in of_system}
-        mine = [row for row in rows if row["world"] in names]
-        each = list(by(mine, "world", "seed").values())
+        mine = [row for row in of(rows, choose=choose) if row["world"] in names]
         found |= with_interval(
-            f"probes_to_2pct_{name}",
-            [{"rows": part} for part in each],
+            f"{'expected_' * (choose == 'expected')}probes_to_2pct_{name}",
+            [{"rows": part} for part in by(mine, "world", "seed").values()],
             lambda drawn: probes_within([row for part in drawn for row in part["rows"]]),
         )
     return found

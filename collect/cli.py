@@ -25,7 +25,7 @@ from dynamiccl.collect.plan import make_plan, plan_lines, shapes_command
 from dynamiccl.collect.run import Runner, Summary, SweepProgress, run_sweep
 from dynamiccl.collect.schedule import without_slow
 from dynamiccl.collect.simulated import SimulatorRunner
-from dynamiccl.collect.strategies import make_strategy
+from dynamiccl.collect.strategies import logged_costs, make_strategy
 from dynamiccl.collect.sweep import Sweep, SweepFile, load_sweep
 from dynamiccl.datasets import store
 from dynamiccl.doctor import Machine, report
@@ -144,8 +144,10 @@ def start_sweep(sweep: Sweep, options: RunOptions) -> Summary:
                 site = Site(options.out, folder / "work", options.nccl_tests_dir, plugin)
                 runner = _nccl_tests(sweep.file, site, interrupt, stack)
             progress = SweepProgress(sweep.file.name, _stderr, lambda: interrupt.requested)
+            costs = logged_costs(sweep.file, options.out)
+            strategy = make_strategy(sweep.file, sweep.trials, costs)
             summary = run_sweep(
-                *(sweep, make_strategy(sweep.file, sweep.trials), runner, options.out),
+                *(sweep, strategy, runner, options.out),
                 resume=options.resume,
                 progress=stack.enter_context(progress),
             )

@@ -11,7 +11,7 @@ from dynamiccl.collect.grid import SIMULATED, LaunchProfile, Trial
 from dynamiccl.collect.nccl_log import write_costs
 from dynamiccl.collect.run import Runner, run_sweep
 from dynamiccl.collect.schedule import Launch, LaunchMode, Row, grouped, lost_row, trial_row
-from dynamiccl.collect.strategies import make_strategy
+from dynamiccl.collect.strategies import logged_costs, make_strategy
 from dynamiccl.collect.sweep import SweepFile, parse_sweep
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET, Source, Statistic, Status
 from dynamiccl.errors import InvalidSweep, UserError
@@ -28,7 +28,7 @@ _MODELLED = (_THREADS, _NO_P2P, _NO_SHM)
 def simulate(text: str, out: Path, system: System | None = None) -> Path:
     """Simulate a sweep file's text, on `system` if given. Raises InvalidSweep and UserError."""
     parsed = parse_sweep(text, where="simulated sweep")
-    strategy = make_strategy(parsed.file, parsed.trials)
+    strategy = make_strategy(parsed.file, parsed.trials, logged_costs(parsed.file, out))
     run_sweep(parsed, strategy, SimulatorRunner(parsed.file, out, system), out, resume=False)
     return out
 

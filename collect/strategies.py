@@ -16,18 +16,23 @@ import hashlib
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
+import polars as pl
 
 from dynamiccl.belief import Belief, Bools, doubted, prior_of
 from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.schedule import grouped
 from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.datasets.cells import is_unwell
+from dynamiccl.datasets.costs import COST_KEY, NUM_CELLS, log_costs, read_costs
 from dynamiccl.datasets.schema import Status
+from dynamiccl.datasets.store import part_paths
 from dynamiccl.drawn_worlds import Floats, Grid
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.repeats import MEDIAN_VARIANCE, NOISE, cells_of
@@ -88,6 +93,8 @@ class TaskTrials:
 
 
 Tasks = Mapping[Setting, Sequence[TaskTrials]]
+#: (S, 21) ln us that NCCL's own model gives its cells at sizes of a setting; NaN where not known.
+Costs = Callable[[Setting, Sequence[int]], Floats]
 
 
 def tasks_of(trials: Sequence[Trial]) -> Tasks:
@@ -154,7 +161,10 @@ class _Slot(NamedTuple):
 class Adaptive:
     """Measures what is worth most until all is certain, or rounds or budget are spent."""
 
-    def __init__(self, file: SweepFile, trials: Sequence[Trial]) -> None:
+    def __init__(
+        self, file: SweepFile, trials: Sequence[Trial], costs: Costs | None = None
+    ) -> None:
+        self._costs = costs
         self._settings, self._seed = file.strategy, (file.name, file.strategy.seed)
         self._budget = file.budget.max_measurements or math.inf
         self._infeasible = [trial for trial in trials if trial.infeasible is not None]
@@ -201,7 +211,11 @@ class Adaptive:
     def _slots(self, number: int, before: Sequence[Outcome]) -> Iterator[_Slot]:
         epsilon = self._settings.epsilon
         for setting, members in self._tasks.items():
-            found = believe(members, before)
+            # NCCL logs its costs in the first round.
+            asked = self._costs if number else None
+            sizes_bytes = [task.size_bytes for task in members]
+            costs = asked and asked(setting, sizes_bytes)
+            found = believe(members, before, costs)
             random = np.random.default_rng(seed_of(*self._seed, number, setting.key))
             if self._is_sure(found, random):
                 continue
@@ -226,9 +240,35 @@ class Adaptive:
 Strategy = Cycles | Adaptive
 
 
-def make_strategy(file: SweepFile, trials: Sequence[Trial]) -> Strategy:
-    """The file's strategy, seeded by its name and seed."""
-    return (Adaptive if file.strategy.kind == "adaptive" else Cycles)(file, trials)
+def make_strategy(file: SweepFile, trials: Sequence[Trial], costs: Costs | None = None) -> Strategy:
+    """The file's strategy, seeded by its name and seed; adaptive asks for NCCL's costs."""
+    if file.strategy.kind == "adaptive":
+        return Adaptive(file, trials, costs)
+    return Cycles(file, trials)
+
+
+def logged_costs(file: SweepFile, out: Path) -> Costs:
+    """NCCL's costs as this data set has them by then."""
+
+    @lru_cache(maxsize=1)
+    def read(_: tuple[Path, ...]) -> pl.DataFrame:
+        return read_costs(out)
+
+    def found(setting: Setting, sizes_bytes: Sequence[int]) -> Floats:
+        costs = read(tuple(part_paths(out, "costs"))).filter(
+            system=file.system,
+            num_nodes=setting.num_nodes,
+            ranks_per_node=setting.ranks_per_node,
+            launch_profile=setting.profile.name,
+            collective=setting.collective.wire,
+        )
+        key = costs.select(COST_KEY).unique()
+        if key.height != 1:  # none, or of several versions of NCCL
+            return np.full((len(sizes_bytes), NUM_CELLS), np.nan)
+        sizes = pl.DataFrame({"size_bytes": sizes_bytes})
+        return log_costs(key.join(sizes, how="cross"), costs)
+
+    return found
 
 
 def _subspace(config: Config) -> tuple[Algorithm | None, Protocol | None]:
@@ -258,8 +298,10 @@ class Believed(NamedTuple):
         return np.asarray(gains.max(axis=2) - own)
 
 
-def believe(tasks: Sequence[TaskTrials], history: Sequence[Outcome]) -> Believed:
-    """The belief about a setting."""
+def believe(
+    tasks: Sequence[TaskTrials], history: Sequence[Outcome], costs: Floats | None = None
+) -> Believed:
+    """The belief about a setting, by NCCL's costs (S, 21) where they are known."""
     configs = (ABSTAIN, *dict.fromkeys(t.config for task in tasks for t in task.candidates))
     number = {config: action for action, config in enumerate(configs)}
     trials = {
@@ -281,7 +323,8 @@ def believe(tasks: Sequence[TaskTrials], history: Sequence[Outcome]) -> Believed
     seen = {place: cells[trial.key] for place, trial in trials.items() if trial.key in cells}
     places = np.array([size * len(configs) + action for size, action in seen], dtype=np.int64)
     log_us, variance, repeats = np.array([*seen.values()]).reshape(-1, 3).T
-    prior = prior_of(Grid(log2_sizes, configs))
+    grid = Grid(log2_sizes, configs)
+    prior = prior_of(grid if costs is None else grid.with_costs(costs))
     doubtful = doubted(prior, places, log_us, variance, repeats)
     failed = {outcome.trial_key for outcome in history if not outcome.ok}
     failures = Counter(trial.config for trial in trials.values() if trial.key in failed)

@@ -1,8 +1,7 @@
 """The observation of a policy: ordered features with units, cold and warm.
 
 Features of past calls are defined in `datasets/history.py`, all others here, each once. A policy
-may see the time that NCCL's own model gives each (algorithm, protocol), by the latency and
-bandwidth that NCCL logs once for a communicator (table `costs`).
+may see the time that NCCL's own model gives each (algorithm, protocol) (`datasets/costs.py`).
 
 An observation is three arrays: window (k = 8 calls x WINDOW_FEATURES), context (one value a
 feature) and mask (one flag an action). In a **cold** observation the window is all padding, and
@@ -13,16 +12,16 @@ Shapes: N rows, K = WINDOW_LENGTH calls, W = len(WINDOW_FEATURES), F = features 
 C = 21 cells of the cost table, row-major (7 algorithms, 3 protocols).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from dynamiccl import nccl
+from dynamiccl.datasets.costs import log_costs
 from dynamiccl.datasets.history import (
     HISTORY_FEATURES,
     WINDOW_FEATURES,
@@ -32,9 +31,8 @@ from dynamiccl.datasets.history import (
     one_hot,
     positions,
 )
-from dynamiccl.datasets.schema import COSTS, MODELLED_SWEEP, TASK_COLUMNS
-from dynamiccl.datasets.store import part_paths, read
-from dynamiccl.nccl import NUM_ALGORITHMS, NUM_PROTOCOLS, Algorithm, Collective, Protocol
+from dynamiccl.datasets.schema import TASK_COLUMNS
+from dynamiccl.nccl import Algorithm, Collective, Protocol
 
 NIC_KINDS: Final = ("infiniband", "roce", "efa", "socket", "none")
 CPU_VENDORS: Final = ("intel", "amd", "arm")
@@ -124,19 +122,6 @@ STATIC_FEATURES: Final = tuple(feature for feature, _ in _STATIC)
 FEATURES: Final = (*STATIC_FEATURES, *HISTORY_FEATURES)
 CONTEXT_COLUMN: Final = positions(FEATURES)
 HISTORY_SLICE: Final = slice(len(STATIC_FEATURES), len(FEATURES))
-COST_KEY: Final = (
-    *("system", "nccl_version", "num_nodes", "ranks_per_node"),
-    *("launch_profile", "collective"),
-)
-_COST_COLUMNS: Final = (
-    *(*COST_KEY, "algorithm", "protocol"),
-    *("latency_us", "bandwidth_gbytes_per_s"),
-)
-COST_TYPES: Final = pl.Schema({name: pl.Schema(COSTS)[name] for name in _COST_COLUMNS})
-NUM_CELLS: Final = NUM_ALGORITHMS * NUM_PROTOCOLS
-#: Where rings between nodes become slower (nccl.plateau). The table of costs does not hold the
-#: channels; with 4 or 64 the step is two octaves off, where NCCL's rings run LL or LL128.
-_RING_CHANNELS: Final = 16
 COST_FEATURES: Final = tuple(
     Feature(
         f"log_cost:{algorithm.wire}/{protocol.wire}",
@@ -192,60 +177,7 @@ def cold_observations(
     history = [pl.lit(0.0).alias(feature.name) for feature in HISTORY_FEATURES]
     flags = [_equals("launch_profile", name).alias(f"profile:{name}") for name in profiles]
     columns = tasks.select(each.cast(pl.Float32) for each in (*static, *history, *flags))
-    predicted = [] if costs is None else [log_costs(tasks, costs)]
-    return Observations.cold(np.hstack([columns.fill_null(0.0).to_numpy(), *predicted]))
-
-
-def read_costs(data_dir: Path) -> pl.DataFrame:
-    """The costs of a data set, one row a cell; empty where NCCL's log was not kept.
-
-    Cells with several values (another topology) are dropped. Logged costs replace modelled ones.
-    """
-    if not part_paths(data_dir, "costs"):
-        return pl.DataFrame(schema=COST_TYPES)
-    cell = [*COST_KEY, "algorithm", "protocol"]
-    is_modelled = pl.col("sweep") == MODELLED_SWEEP
-    everything = read(data_dir, "costs").filter(~is_modelled | is_modelled.all().over(COST_KEY))
-    found = everything.select(*COST_TYPES).cast(COST_TYPES).unique()
-    alone = found.filter((pl.len() == 1).over(cell)).filter(
-        pl.col("latency_us").is_not_null() & pl.col("bandwidth_gbytes_per_s").is_not_null()
-    )
-    return alone.sort(cell)
-
-
-def log_costs(tasks: pl.DataFrame, costs: pl.DataFrame) -> npt.NDArray[np.float32]:
-    """(N, C) ln us that NCCL predicts for each cell; 0 as in COST_FEATURES."""
-    if not tasks.height:
-        return np.zeros((0, NUM_CELLS), dtype=np.float32)
-    key = [*COST_KEY, "size_bytes"]
-    asked = tasks.select(key).unique(maintain_order=True).with_row_index("row")
-    numbers = tasks.select(key).join(
-        asked, on=key, how="left", nulls_equal=True, maintain_order="left"
-    )
-    return np.take(_of_each(asked, costs), numbers["row"].to_numpy(), axis=0)
-
-
-def _of_each(asked: pl.DataFrame, costs: pl.DataFrame) -> npt.NDArray[np.float32]:
-    found = np.zeros((asked.height, NUM_CELLS), dtype=np.float32)
-    held = costs.filter(pl.col("bandwidth_gbytes_per_s") > 0.0)
-    counts = [pl.col(name).cast(asked.schema[name]) for name in ("num_nodes", "ranks_per_node")]
-    joined = asked.join(held.with_columns(counts), on=COST_KEY, how="inner", nulls_equal=True)
-    for row in joined.iter_rows(named=True):
-        algorithm, protocol = Algorithm.parse(row["algorithm"]), Protocol.parse(row["protocol"])
-        cell = algorithm * NUM_PROTOCOLS + protocol
-        found[row["row"], cell] = np.log(_time_us(algorithm, protocol, row))
-    return found
-
-
-def _time_us(algorithm: Algorithm, protocol: Protocol, row: Mapping[str, Any]) -> float:
-    latency_us, bandwidth = row["latency_us"], row["bandwidth_gbytes_per_s"]
-    size_bytes, nodes = row["size_bytes"], row["num_nodes"]
-    if row["collective"] == Collective.AllReduce.wire:
-        if algorithm is Algorithm.Tree:
-            bandwidth *= nccl.size_correction(protocol, size_bytes)
-        elif (algorithm, protocol) == (Algorithm.Ring, Protocol.Simple) and nodes > 1:
-            # The table does not tell the GPU; before Ampere the factor is 1.9.
-            ranks = nodes * row["ranks_per_node"]
-            latency_us *= nccl.plateau(size_bytes, _RING_CHANNELS, ranks, since_ampere=True)
-    time_us: float = latency_us + size_bytes / (1e3 * bandwidth)
-    return time_us
+    found = [columns.fill_null(0.0).to_numpy()]
+    if costs is not None:
+        found.append(np.nan_to_num(log_costs(tasks, costs)).astype(np.float32))
+    return Observations.cold(np.hstack(found))

@@ -16,7 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import quiet, tuned, usable
-from dynamiccl.datasets.features import COST_TYPES, ENVIRONMENT_COLUMNS
+from dynamiccl.datasets.costs import COST_TYPES
+from dynamiccl.datasets.features import ENVIRONMENT_COLUMNS
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.datasets.splits import Splits, with_split
 from dynamiccl.datasets.store import config_of, file_sha256
@@ -187,7 +188,7 @@ class Manifest:
         return pl.DataFrame(rows, schema=types).unique(maintain_order=True)
 
     def cost_table(self) -> pl.DataFrame | None:
-        """NCCL's costs as `datasets.features.read_costs` returns them; None if not used."""
+        """NCCL's costs as `datasets.costs.read_costs` returns them; None if not used."""
         return None if self.costs is None else pl.DataFrame(self.costs, schema=COST_TYPES)
 
     def write(self, directory: Path) -> Self:

@@ -18,8 +18,8 @@ W worlds, S sizes, A configs, C cells, O options (a number of channels and a chu
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Cell = tuple[Algorithm, Protocol]
+#: All cells, in the order of NCCL's cost table.
+CELLS: Final = tuple((algorithm, protocol) for algorithm in Algorithm for protocol in Protocol)
 _Range = tuple[float, float]
 
 #: Bandwidth of an algorithm over Ring's; of one that is not named.
@@ -89,6 +91,18 @@ class Grid:
                 protocols = tuple(Protocol) if protocol is None else (protocol,)
                 known |= dict.fromkeys((a, p) for a in algorithms for p in protocols)
         return tuple(known)
+
+    def with_costs(self, log_us: Floats) -> Self:
+        """With what NCCL's model gives CELLS at each size, (S, 21), NaN where it gives nothing.
+
+        What it comes to by itself is the cheapest. Without any at a size nothing is told.
+        """
+        if np.isnan(log_us).all(axis=1).any():
+            return self
+        own = tuple(CELLS[cell] for cell in np.nanargmin(log_us, axis=1))
+        found = replace(self, own=own)
+        costs = log_us[:, [CELLS.index(cell) for cell in found.cells]]
+        return replace(found, log_costs=tuple(map(tuple, costs.tolist())))
 
 
 def fits(cell: Cell, algorithm: Algorithm | None, protocol: Protocol | None) -> bool:

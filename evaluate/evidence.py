@@ -17,7 +17,7 @@ from scipy import optimize, special, stats
 
 from dynamiccl.datasets import cells
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.features import COST_KEY, log_costs, read_costs
+from dynamiccl.datasets.costs import COST_KEY, log_costs, read_costs
 from dynamiccl.datasets.manifest import SHAPE_COLUMNS, Support
 from dynamiccl.datasets.questions import cold_tasks
 from dynamiccl.datasets.splits import with_split
@@ -242,10 +242,13 @@ class FreshRuns:
             return [None] * len(bins)
         sizes = [bin_center_bytes(each) for each in bins]
         times = log_costs(cold_tasks(support, Collective.parse(collective), sizes), self._costs)
-        cheapest = np.where(times == 0.0, np.inf, times).argmin(axis=1)
+        cheapest = np.where(np.isnan(times), np.inf, times).argmin(axis=1)
         names = [(a.wire, p.wire) for a in Algorithm for p in Protocol]
-        is_known = (times != 0.0).any(axis=1)
-        return [names[best] if k else None for best, k in zip(cheapest, is_known, strict=True)]
+        best = [names[cell] for cell in cheapest]
+        return [
+            None if np.isnan(of_size).all() else found
+            for of_size, found in zip(times, best, strict=True)
+        ]
 
 
 def costs_of(*data_dirs: Path) -> pl.DataFrame:

@@ -40,7 +40,7 @@ ALLOWED = {
     "api": {"datasets", "train", "evaluate", "serve"},
 }
 #: What collect and simulator may use of datasets: the tables, never what learning makes of them.
-TABLES = {"schema", "store", "cells"}
+TABLES = {"schema", "store", "cells", "costs"}
 #: Heavy or optional packages, and the one part that imports each (modules for mlflow).
 OWNERS = {
     "torch": {

@@ -25,7 +25,8 @@ import torch
 from dynamiccl.belief import LEAST_CAUTION, MIN_GAIN, SLOWER, Belief, Bools, doubted, prior_of
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.cells import task_grid
-from dynamiccl.datasets.features import TUNED, cold_observations, log_costs
+from dynamiccl.datasets.costs import log_costs
+from dynamiccl.datasets.features import TUNED, cold_observations
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.steps import with_noise
 from dynamiccl.drawn_worlds import Floats, Grid, Ints
@@ -77,9 +78,6 @@ def share_table(shares: pl.DataFrame | None, systems: Sequence[str]) -> torch.Te
             found[machine, ~told, one] = found[machine, told, one].mean(axis=0)
         found[machine, :, cell_of(len(Algorithm), len(Protocol))] = 0.0
     return torch.from_numpy(found)
-
-
-CELLS: Final = tuple((algorithm, protocol) for algorithm in Algorithm for protocol in Protocol)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +160,11 @@ class Tasks:
         if self.data.costs is None:
             return grid, relative
         like = self.grid.tasks[[row] * len(sizes)].with_columns(size_bytes=sizes)
-        costs = log_costs(like, self.data.costs).astype(np.float64)
-        costs[costs == 0.0] = np.nan
-        if np.isnan(costs).all(axis=1).any():
+        grid = grid.with_costs(log_costs(like, self.data.costs))
+        if not grid.log_costs:
             return grid, relative
-        grid = replace(grid, own=tuple(CELLS[cell] for cell in np.nanargmin(costs, axis=1)))
-        columns = [CELLS.index(cell) for cell in grid.cells]
-        told = tuple(map(tuple, costs[:, columns].tolist()))
         cost = self.maker(self._contexts(like))[1].numpy()
-        return replace(grid, log_costs=told), (cost[:, :1] - cost)[:, actions]
+        return grid, (cost[:, :1] - cost)[:, actions]
 
 
 #: Standard deviations of a normal interval of 90 %.

@@ -19,7 +19,8 @@ import torch
 from dynamiccl.datasets import steps
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY, TaskGrid, rows_left_out, task_grid, tuned, usable
-from dynamiccl.datasets.features import FEATURES, Observations, cold_observations, read_costs
+from dynamiccl.datasets.costs import read_costs
+from dynamiccl.datasets.features import FEATURES, Observations, cold_observations
 from dynamiccl.datasets.splits import Split, SplitBy, Splits
 from dynamiccl.datasets.steps import Steps, TrainingSteps
 from dynamiccl.datasets.store import content_hash, part_paths, read, scan

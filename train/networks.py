@@ -28,7 +28,8 @@ import torch
 from torch import nn
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.datasets.features import CONTEXT_COLUMN, NUM_CELLS, Observations
+from dynamiccl.datasets.costs import NUM_CELLS
+from dynamiccl.datasets.features import CONTEXT_COLUMN, Observations
 from dynamiccl.datasets.history import WINDOW_COLUMN, Float32Array
 from dynamiccl.datasets.steps import Steps
 from dynamiccl.errors import UnknownName, UserError

@@ -25,7 +25,7 @@ from torch import nn
 from torch.distributions import Categorical
 from torch.nn import functional
 
-from dynamiccl.datasets.features import NUM_CELLS
+from dynamiccl.datasets.costs import NUM_CELLS
 from dynamiccl.datasets.history import Float32Array
 from dynamiccl.datasets.steps import Int64Array, Steps
 from dynamiccl.errors import UnknownName

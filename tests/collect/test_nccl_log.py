@@ -12,7 +12,7 @@ from dynamiccl.collect.describe import other_lines
 from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.collect.nccl_log import Choice, NcclLog, Shell, requested_by
 from dynamiccl.datasets import store
-from dynamiccl.datasets.features import read_costs
+from dynamiccl.datasets.costs import read_costs
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Algorithm, Collective

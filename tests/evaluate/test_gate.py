@@ -21,7 +21,7 @@ from dynamiccl.collect.simulated import simulate
 from dynamiccl.collect.sweep import load_sweep, parse_sweep
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import task_grid
-from dynamiccl.datasets.features import COST_TYPES
+from dynamiccl.datasets.costs import COST_TYPES
 from dynamiccl.datasets.manifest import SHAPE_COLUMNS, Support, find_supports
 from dynamiccl.datasets.questions import table_supports
 from dynamiccl.datasets.splits import Split

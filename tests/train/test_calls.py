@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 
-from dynamiccl.datasets.features import NUM_CELLS, TUNED
+from dynamiccl.datasets.costs import NUM_CELLS
+from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.questions import cold_questions

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from dynamiccl.datasets.features import CONTEXT_COLUMN, FEATURES, NUM_CELLS
+from dynamiccl.datasets.costs import NUM_CELLS
+from dynamiccl.datasets.features import CONTEXT_COLUMN, FEATURES
 from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.errors import UserError
 from dynamiccl.nccl import ABSTAIN, NUM_PROTOCOLS, Algorithm, Config, Protocol

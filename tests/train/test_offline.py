@@ -12,7 +12,8 @@ import polars as pl
 import pytest
 import torch
 
-from dynamiccl.datasets.features import NUM_CELLS, cold_observations
+from dynamiccl.datasets.costs import NUM_CELLS
+from dynamiccl.datasets.features import cold_observations
 from dynamiccl.datasets.history import WINDOW_COLUMN
 from dynamiccl.datasets.steps import Int64Array, Steps, with_noise
 from dynamiccl.train.data import base_residuals, load_data
