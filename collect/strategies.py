@@ -2,7 +2,8 @@
 
 exhaustive   the whole grid in each cycle
 random       a fresh uniform share of every task's configs in each cycle
-adaptive     what the belief (`dynamiccl/belief.py`) finds most worth a measurement
+adaptive     what the belief (`dynamiccl/belief.py`) finds most worth a measurement, by the costs,
+             too, that NCCL logged in the first round
 
 All measure NCCL's default in each round of a task, adaptive once and the others twice. Adaptive's
 round is SLOTS slots of each setting that is in doubt: the task and config that are worth most for
