@@ -1,79 +1,63 @@
 """Jobs in both modes, and the recorder alone: what NCCL and jobs do that must split nothing."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dynamiccl.libraries import PROFILER_NAME
 from dynamiccl.nccl import Algorithm, Config, Protocol
-from tests.serve.jobs.conftest import Adaptive, Player, player_of
-from tests.serve.jobs.play import ALL, Played, at, every, on_rank
-from tests.serve.jobs.setting import JOB, Setting, shapes_of, write_artifact
+from tests.serve.jobs.conftest import Adaptive, Player, Tuner, player_of
+from tests.serve.jobs.play import ALL, at, every, on_rank
+from tests.serve.jobs.setting import Setting, shapes_of, write_artifact
 from tests.serve.jobs.thinking import look, ranks_in, records_of
 
-Play = Callable[..., Played]
+Play = Tuner | Adaptive
 
 
 @pytest.fixture(params=["table", "adaptive"])
-def play(request: pytest.FixtureRequest, play_tuner: Player, play_adaptive: Adaptive) -> Play:
-    """A job of four ranks."""
-
-    def run(setting: Setting, *options: str, **named: object) -> Played:
-        chosen: dict[str, Any] = JOB | {"ranks": 4} | named
-        if request.param == "adaptive":
-            return play_adaptive(setting, *options, **chosen)
-        return play_tuner(*options, environment=setting.environment(), **chosen)
-
-    return run
+def play(request: pytest.FixtureRequest, tuner: Tuner, adaptive: Adaptive) -> Play:
+    """A job of mode table or of mode adaptive."""
+    return {"table": tuner, "adaptive": adaptive}[request.param]
 
 
 @pytest.mark.parametrize(("rank", "go_on"), [(0, 0), (2, 1)], ids=["all-abort", "survivors-go-on"])
-def test_a_creation_that_is_aborted_splits_nothing(
-    go_on: int, rank: int, play: Play, four_ranks: Setting
-) -> None:
+def test_a_creation_that_is_aborted_splits_nothing(go_on: int, rank: int, play: Play) -> None:
     """The others may have the table by then: they wait in a collective, for the job's watchdog."""
     played = play(
-        four_ranks,
         release="2.28",
         comms=2,
         abort_creation=rank,
         survivors_go_on=go_on,
         watchdog=0.2,
+        calls=4000,
     )
     world = played.communicators[0]
-    assert (world.calls == JOB["calls"]) == bool(go_on)
+    assert (world.calls == 4000) == bool(go_on)
     other = [comm for comm in played.communicators if comm.slot == 1]
     assert any(comm.acted for comm in other), played.log
 
 
 @pytest.mark.parametrize("release", ["2.28", "2.30"])
-def test_allgatherv_is_given_no_channels_that_are_not_there(
-    release: str, play: Play, four_ranks: Setting
-) -> None:
+def test_allgatherv_is_given_no_channels_that_are_not_there(release: str, play: Play) -> None:
     """It asks about an AllGather and takes the number as the index of a channel."""
     many = Config(Algorithm.Ring, Protocol.LL128, 64)
-    setting = replace(
-        four_ranks, artifact=write_artifact(four_ranks.root / "many", many, shapes_of(4))
-    )
-    played = play(setting, *every(20, "bcasts=3", rank=ALL), release=release)
+    artifact = write_artifact(play.setting.root / "many", many, shapes_of(4))
+    play = replace(play, setting=replace(play.setting, artifact=artifact))
+    played = play(*every(20, "bcasts=3", rank=ALL), release=release)
     assert played.acted > 0
 
 
-def test_the_recorder_alone_agrees_on_nothing(
-    job_build_dir: Path, four_ranks: Setting, tmp_path: Path
-) -> None:
+def test_the_recorder_alone_agrees_on_nothing(job_build_dir: Path, setting: Setting) -> None:
     """In mode observe. Children write nothing into their parents' files."""
-    seen, calls = tmp_path / "look", four_ranks.root / "calls"
+    seen, calls = setting.root / "look", setting.root / "calls"
     calls.mkdir(mode=0o700)
     own = {"DYNAMICCL_CALLS_DIR": str(calls), "DYNAMICCL_SAMPLE_PERCENT": "100"}
     played = player_of(job_build_dir, PROFILER_NAME)(
         *at(400, look(seen), rank=ALL),
         *every(300, "fork", rank=ALL),
-        environment=four_ranks.environment() | own,
+        environment=setting.environment() | own,
         ranks=4,
         rate=1000,
         calls=700,
