@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dynamiccl.serve.ab import Launch, conclude, environment_of, is_worse, step_of
+from dynamiccl.serve.ab import Launch, conclude, environment_of, is_worse, step_of, tables_in
 from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.install import install
 from tests.cli.conftest import Done, Shell
@@ -33,8 +33,6 @@ if ours and what == "hang":
 if ours and os.environ["NCCL_DEBUG"] == "INFO" and "INIT" in os.environ["NCCL_DEBUG_SUBSYS"]:
     acts = "the artifact's table, from call 0: it acts in %d of 405 size bins"
     tables = [acts % 37, acts % 37, "NCCL's own choice stands: a rank left"]
-    if what == "nowhere":
-        tables = [acts % 0, "NCCL's own choice stands: a rank left", acts % 0]
     for comm, told in enumerate(tables if what != "mute" else ()):
         for rank in range(4 if comm < 2 else 8):
             head = "n1:%d:%d [%d] NCCL INFO DYNAMICCL: " % (9, 9 + rank, rank)
@@ -245,13 +243,10 @@ def test_another_mode_proves_nothing_of_the_tables(
     assert not (home / "artifact" / "ab.json").exists()
 
 
-def test_where_no_table_acts_it_stops_and_says_so(home: Path, ab: Ab) -> None:
-    done, found = ab("0.1", "0.1", "nowhere")
-    assert (done.code, found["verdict"]) == (3, "not tested")
-    assert len(found["launches"]) <= 2
-    why = "(1 launches): the table for 8 ranks on 1 nodes acts at no size"
-    assert done.out.startswith(f"not tested: tables acted in 0 of 3 communicators {why}")
-    assert not (home / "artifact" / "ab.json").exists()
+def test_a_table_that_acts_at_no_size_has_not_acted() -> None:
+    told = "8 ranks on 1 nodes: the artifact's table, from call 0: it acts in 0 of 405 size bins"
+    why = "the table for 8 ranks on 1 nodes acts at no size"
+    assert tables_in([f"n1:9:9 [0] NCCL INFO DYNAMICCL: {told}"]) == (0, 1, why)
 
 
 def test_a_machine_that_the_artifact_does_not_know_is_named(

@@ -35,7 +35,6 @@ from dynamiccl.serve.table import (
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
 from tests.cli.conftest import Shell, refused
 from tests.serve.brains import FIRST_BIN, NUM_BINS, SIZES
-from tests.serve.tables import random_table
 
 TABLE = "tables/box/nodes1_ranks8.dct"
 
@@ -217,22 +216,6 @@ def table_of(config: Config | None, *, first_bin: int = 80, num_bins: int = 3) -
     )
 
 
-def test_round_trip() -> None:
-    random = np.random.default_rng(0)
-    for _ in range(100):
-        num_nodes, first_bin = int(random.integers(1, 1001)), int(random.integers(201))
-        table = random_table(
-            random,
-            num_nodes=num_nodes,
-            num_ranks=num_nodes * int(random.integers(1, 73)),
-            first_bin=first_bin,
-            num_bins=int(random.integers(1, 50)),
-        )
-        again = DecisionTable.from_bytes(table.to_bytes())
-        assert again == table
-        assert again.to_bytes() == table.to_bytes()
-
-
 def test_every_flipped_bit_and_truncation_is_found_and_the_longest_file_is_known() -> None:
     data = table_of(RING).to_bytes()
     flipped = (
@@ -329,9 +312,3 @@ def test_read_names_the_file_and_what_was_checked_cannot_be_changed(tmp_path: Pa
     for system in ("", "..", "a/b", "H100", "a b", "-x"):
         with pytest.raises(UserError, match="cannot name a table directory"):
             relative_path(system, 1, 8)
-
-
-def test_fnv1a_of_known_strings() -> None:
-    # Published test vectors of the FNV reference (draft-eastlake-fnv, appendix C).
-    assert fnv1a(b"") == 0xCBF29CE484222325
-    assert fnv1a(b"foobar") == 0x85944171F73967E8

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -234,49 +235,35 @@ def gpu(root: Path, number: int, model: str = H100, *, excluded: str = "No") -> 
     )
 
 
-def dgx(root: Path) -> None:
+def dgx(root: Path, mig: str = "") -> None:
     for number in range(8):
         gpu(root, number)
         sysfs.infiniband(root / "sys", f"mlx5_{number}")
+    for name in ("mig/config", f"gpu3/mig/{mig}") if mig else ():
+        (root / "proc/driver/nvidia/capabilities" / name).mkdir(parents=True)
 
 
 def two_models(root: Path) -> None:
-    gpu(root, 1, "NVIDIA L4")
-    gpu(root, 2, "NVIDIA A10")
-    gpu(root, 3, "NVIDIA L4")
+    for number, model in enumerate(("NVIDIA L4", "NVIDIA A10", "NVIDIA L4")):
+        gpu(root, number, model)
     gpu(root, 4, "NVIDIA B200", excluded="Yes")
     sysfs.efa(root / "sys", "rdmap0")
 
 
-def mig(root: Path, instances: str = "gi2/ci0") -> None:
-    dgx(root)
-    for name in ("mig/config", f"gpu3/mig/{instances}"):
-        (root / "proc/driver/nvidia/capabilities" / name).mkdir(parents=True)
-
-
-def mig_off(root: Path) -> None:
-    mig(root, "")
-
-
 def slow_and_dead_ports(root: Path) -> None:
     gpu(root, 0)
-    sysfs.infiniband(root / "sys", "mlx5_0", layer="Ethernet")
-    sysfs.infiniband(root / "sys", "mlx5_1", layer="Ethernet")
-    sysfs.infiniband(root / "sys", "mlx5_2", state="1: DOWN")
-    storage = sysfs.infiniband(root / "sys", "mlx5_3")
-    (storage / "rate").write_text("2.5 Gb/sec (1X SDR)\n")
-    odd = sysfs.infiniband(root / "sys", "mlx5_4")
-    (odd / "rate").write_text("unknown\n")
+    for number, told in enumerate(({"layer": "Ethernet"},) * 2 + ({"state": "1: DOWN"},)):
+        sysfs.infiniband(root / "sys", f"mlx5_{number}", **told)
+    for number, rate in ((3, "2.5 Gb/sec (1X SDR)"), (4, "unknown")):  # one is for storage
+        sysfs.write(sysfs.infiniband(root / "sys", f"mlx5_{number}"), rate=rate)
 
 
 def sockets(root: Path) -> None:
     gpu(root, 0, 'Odd; "na\\me" = 1*2+3')
-    sysfs.ethernet(root / "sys", "eth0", speed=25000, hardware=True)
-    sysfs.ethernet(root / "sys", "eth1", speed=100000, hardware=True)
-    sysfs.ethernet(root / "sys", "eth2", speed=100000, hardware=True)
+    for name, speed in (("eth0", 25000), ("eth1", 100000), ("eth2", 100000), ("lo", 800000)):
+        sysfs.ethernet(root / "sys", name, speed=speed, hardware=True)
     sysfs.ethernet(root / "sys", "docker0", speed=400000)
-    sysfs.ethernet(root / "sys", "lo", speed=800000, hardware=True)
-    (root / "sys/class/net/bonding_masters").write_text("bond0\n")
+    sysfs.write(root / "sys", class__net__bonding_masters="bond0")
 
 
 def container(root: Path) -> None:
@@ -285,23 +272,18 @@ def container(root: Path) -> None:
     sysfs.ethernet(root / "sys", "eth1")
 
 
-def no_network(root: Path) -> None:
-    gpu(root, 0)
-
-
 @pytest.mark.parametrize(
     ("build", "wanted"),
     [
         (dgx, NODE),
         (two_models, "gpu=NVIDIA A10*1+NVIDIA L4*2;mig=0;nic=efa*1"),
-        (mig, NODE.replace("mig=0", "mig=1")),
-        (mig_off, NODE),
+        (partial(dgx, mig="gi2/ci0"), NODE.replace("mig=0", "mig=1")),
+        (partial(dgx, mig="."), NODE),  # it is off
         (slow_and_dead_ports, f"gpu={H100}*1;mig=0;nic=roce*2"),
         (sockets, "gpu=Odd_ _na_me_ _ 1_2_3*1;mig=0;nic=socket*2"),
         (container, f"gpu={H100}*1;mig=0;nic=socket*2"),
-        (no_network, f"gpu={H100}*1;mig=0;nic=none*0"),
+        (partial(gpu, number=0), f"gpu={H100}*1;mig=0;nic=none*0"),
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_plugin_and_sweep_name_a_machine_alike(
     build: Build, wanted: str, probe: Path, tmp_path: Path

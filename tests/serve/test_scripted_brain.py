@@ -43,7 +43,6 @@ from tests.serve.brains import (
     CONFIG,
     FIRST_BIN,
     NUM_BINS,
-    SIZES,
     Leader,
     decided,
     make_artifact,
@@ -162,23 +161,6 @@ def test_needs_torch_from_where_it_was_built(torch_build_dir: Path) -> None:
     assert "Shared library: [libtorch_cpu.so]" in dynamic
 
 
-@pytest.fixture
-def brain(small_artifact: Artifact) -> ScriptedBrain:
-    return ScriptedBrain(small_artifact.directory / "brain.pt")
-
-
-def test_without_a_history_it_decides_what_the_table_says(
-    small_artifact: Artifact, brain: ScriptedBrain
-) -> None:
-    """So it does for sizes outside of the table and for empty windows; other shapes have none."""
-    table = DecisionTable.read(small_artifact.directory / small_artifact.tables[0].path)
-    tasks = [task(1 << 10, 5.0), task(1 << 33, 9e5), task(1 << 20)]
-    assert decided(brain, []) == decided(brain, tasks) == table
-    assert 0 < table.entries["act"].sum() < table.entries.size
-    strange = replace(CONFIG, system="b"), replace(CONFIG, num_nodes=2), BrainConfig("", 1, 8)
-    assert [decided(brain, [], other) for other in strange] == [None] * 3
-
-
 def test_features_are_those_of_history_arrays() -> None:
     windows = random_windows(np.random.default_rng(0), 1000)
     call = Call(1 << 20, 50.0, Algorithm.Ring, Protocol.LL, 8)
@@ -191,20 +173,6 @@ def test_features_are_those_of_history_arrays() -> None:
         wanted_window, wanted_history = history_arrays(calls)
         np.testing.assert_allclose(window[row], wanted_window, rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(history[row], wanted_history, rtol=1e-6, atol=1e-6)
-
-
-def test_history_changes_decisions_where_there_is_one_and_only_there(brain: ScriptedBrain) -> None:
-    cold = decided(brain, [])
-    times = [np.exp2(k) for k in range(8)]
-    tasks = [task(size, *times) for size in SIZES]
-    warm = decided(brain, tasks)
-    assert cold is not None
-    assert warm is not None
-    differs = cold.entries != warm.entries
-    columns = [t.bin - FIRST_BIN for t in tasks]
-    assert differs[Collective.AllReduce, columns].any()
-    differs[Collective.AllReduce, columns] = False
-    assert not differs.any()
 
 
 class ActsOnAHistory(nn.Module):

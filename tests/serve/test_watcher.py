@@ -19,11 +19,10 @@ from dynamiccl.serve import brain_module as watcher
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain import KeyCalls, ScriptedBrain
 from dynamiccl.serve.brain_module import write_brain
-from dynamiccl.serve.build import BRAIN_NAME
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.train.policy import save_script
 from dynamiccl.train.trigger import Detector, TriggerModule
-from tests.serve.brains import CONFIG, FIRST_BIN, Leader, decided
+from tests.serve.brains import FIRST_BIN, decided
 
 SIZE = 1 << 20
 WATCHED_KEYS = 6
@@ -198,13 +197,3 @@ def test_a_policys_own_trigger_is_exported_with_it(
     brain, calls = ScriptedBrain(exported.directory / "brain.pt"), slowing(60, 40)
     levels = [level_of_last(brain, calls[k : k + 8], k + 8) for k in range(52)]
     assert levels[-1] == pytest.approx(1.0, abs=0.1)
-
-
-def test_the_plugins_runtime_decides_as_python_does(
-    torch_build_dir: Path, watching: Artifact, trigger: Path
-) -> None:
-    brain = ScriptedBrain(watching.directory / "brain.pt")
-    with Leader(torch_build_dir / BRAIN_NAME) as leader:
-        for tasks in questions(trigger, 0, 40):
-            told = [task for task in tasks if task.calls]
-            assert leader.table(watching.directory, CONFIG, told) == decided(brain, told)

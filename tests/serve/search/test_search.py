@@ -333,8 +333,6 @@ def test_decisions_that_take_effect_later_are_learned_from_all_the_same() -> Non
     assert TIMES[tuner.best(KEY)] <= 1.02 * TIMES[BEST]
 
 
-
-
 def test_what_ncclss_own_choice_runs_is_known_without_a_probe() -> None:
     drawn, twin = Prior.drawn(grid(default_runs=None), 1 << 20), SPACE.twin()
     assert twin == (SPACE.choices.index(RAN), True)
