@@ -127,9 +127,7 @@ def test_ranks_of_mpirun_meet_where_master_addr_says(
     assert is_gone(program.replace("dynamiccl-run", "dynamiccl-arbiter"), 1)
 
 
-def test_a_batch_script_is_no_rank_nor_is_what_starts_the_ranks(
-    slurm: Slurm, program: str, tmp_path: Path
-) -> None:
+def test_a_batch_script_is_no_rank(slurm: Slurm, program: str, tmp_path: Path) -> None:
     """Around srun it prepares one host, and the others' ranks see that they were not."""
     script, out, show = tmp_path / "job.sh", tmp_path / "out", SHOW.replace("'", '"')
     options = ("--wait", "-N2", "--ntasks-per-node=2", f"--output={out}", f"--chdir={tmp_path}")

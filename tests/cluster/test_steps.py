@@ -92,7 +92,7 @@ def reports(done: Finished) -> list[dict[str, Any]]:
 
 
 @KINDS
-def test_variables_arrive_unchanged_on_every_rank_node_by_node(
+def test_variables_arrive_unchanged(
     kind: Any, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(GONE, "theirs")

@@ -118,9 +118,7 @@ exec "{folder}/good/${{0##*/}}" "$@"
 """
 
 
-def test_a_node_whose_launches_always_die_ends_the_sweep_until_it_is_mended(
-    slurm: Slurm, folder: Path, sweep_path: Path
-) -> None:
+def test_a_broken_node_ends_the_sweep(slurm: Slurm, folder: Path, sweep_path: Path) -> None:
     """Each config was blamed, and `--resume` had nothing left to measure."""
     shutil.copytree(folder / "bin", folder / "good", symlinks=True)
     for program in (folder / "bin").glob("*_perf"):
@@ -255,9 +253,7 @@ def test_after_a_dead_node_it_is_queued_again_to_the_end(batch: Batch) -> None:
     assert set(found["exclusive_node"]) == {False}  # it did not ask for --exclusive
 
 
-def test_a_budget_is_spent_once_by_all_the_jobs_of_a_sweep_where_there_are_no_locks(
-    batch: Batch, tmp_path: Path
-) -> None:
+def test_jobs_without_locks_spend_a_budget_once(batch: Batch, tmp_path: Path) -> None:
     """What is preloaded makes flock fail in every process, as on Lustre without `-o flock`.
 
     The first job is requeued; then it may no longer be, and another follows. Each takes over from

@@ -47,9 +47,7 @@ kind = "mpirun"
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_sweep_in_one_process_is_played_and_read_back(
-    ranks: int, tmp_path: Path, binaries: Path, sweep_path: Path
-) -> None:
+def test_a_sweep_is_read_back(ranks: int, tmp_path: Path, binaries: Path, sweep_path: Path) -> None:
     launcher = shared(NCCL_TESTS_DEVICE="0")
     text = SWEEP.format(ranks=ranks, plugin=sweep_path, launcher=launcher)
     found = collected(tmp_path, text, 1500, "--nccl-tests-dir", str(binaries))

@@ -75,7 +75,7 @@ def ab_fixture(home: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Ab:
     return run
 
 
-def test_a_faster_job_is_told_and_the_artifact_stays(
+def test_a_faster_job_keeps_its_artifact(
     home: Path, plugin_path: Path, shell: Shell, ab: Ab
 ) -> None:
     done, found = ab("0.09", "0.10", "")
@@ -115,9 +115,7 @@ def test_neither_arm_has_the_warmer_machine(ab: Ab, home: Path) -> None:
     assert firsts == {"with", "without"}
 
 
-def test_the_same_line_twice_keeps_both_outcomes_and_a_named_one_stays(
-    home: Path, ab: Ab, shell: Shell, tmp_path: Path
-) -> None:
+def test_the_same_line_twice_keeps_both(home: Path, ab: Ab, shell: Shell, tmp_path: Path) -> None:
     for count in (1, 2):
         time.sleep(1.0)  # a folder's name has the second
         done = shell(*line(home, "--pairs", 1), "0.1", "0.1", "quiet")
@@ -234,9 +232,7 @@ def test_what_is_concluded(
     assert (found[0], said in found[1][0]) == (verdict, True), found
 
 
-def test_another_mode_proves_nothing_of_the_tables(
-    home: Path, ab: Ab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_mode_proves_no_table(home: Path, ab: Ab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYNAMICCL_MODE", "observe")
     done, _ = ab("0.05", "0.1", "", options=("--pairs", 2))
     assert done.code == 0, done.err
@@ -249,9 +245,7 @@ def test_a_table_that_acts_at_no_size_has_not_acted() -> None:
     assert tables_in([f"n1:9:9 [0] NCCL INFO DYNAMICCL: {told}"]) == (0, 1, why)
 
 
-def test_a_machine_that_the_artifact_does_not_know_is_named(
-    home: Path, artifact: Path, plugin_path: Path, ab: Ab
-) -> None:
+def test_an_unknown_machine_is_named(home: Path, artifact: Path, plugin_path: Path, ab: Ab) -> None:
     """By dynamiccl-run itself, whatever NCCL's log has: nothing of it is bound here."""
     replace(PluginIndex.read(artifact), systems={}).write(artifact)
     install(artifact, home, plugin_path)

@@ -277,9 +277,7 @@ def test_one_started_by_hand_is_taken(job: Job) -> None:
     assert job.is_gone(1)
 
 
-def test_where_nvlink_may_join_hosts_a_job_that_may_be_on_several_has_one(
-    job: Job, tmp_path: Path
-) -> None:
+def test_where_nvlink_may_join_hosts_any_job_has_one(job: Job, tmp_path: Path) -> None:
     """`dynamiccl-run python train.py`: nobody says on how many hosts that is."""
     job.env = dict(by_hand(job))
     fake_nvml(tmp_path, CLUSTER=1, CODE=0)

@@ -39,9 +39,7 @@ from tests.serve.brains import FIRST_BIN, NUM_BINS, SIZES
 TABLE = "tables/box/nodes1_ranks8.dct"
 
 
-def test_artifact_holds_a_table_that_acts_only_near_sizes_that_were_measured(
-    small_artifact: Artifact,
-) -> None:
+def test_a_table_acts_near_measured_sizes_only(small_artifact: Artifact) -> None:
     assert [(info.path, info.system) for info in small_artifact.tables] == [(TABLE, "box")]
     assert small_artifact.tables[0].acting > 0
     assert set(small_artifact.manifest.files) == {"policy.pt", "brain.pt", TABLE}
@@ -139,9 +137,7 @@ def test_text_is_lines_of_fields_between_tabs_and_a_changed_byte_is_seen(tmp_pat
         replace(INDEX, tables=many).to_bytes()
 
 
-def test_machine_is_known_where_all_tables_of_a_system_were_measured_on_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_machine_is_known_where_all_was_measured_on_it(caplog: pytest.LogCaptureFixture) -> None:
     assert known_machines([support("a", 1, BOX, OTHER), support("a", 2, BOX)]) == {BOX: "a"}
     assert known_machines([support("a", 1, BOX), support("a", 2)]) == {}
     assert known_machines([support("a", 1, BOX), support("b", 1, OTHER)]) == {BOX: "a", OTHER: "b"}
@@ -179,9 +175,7 @@ def test_index_of_something_else_is_found(copied: Path, shell: Shell) -> None:
     assert "has no plugin.index" in refused(shell("dynamiccl-deploy", "explain", copied), 3)
 
 
-def test_an_artifact_that_lost_a_table_and_its_hash_is_no_policy(
-    copied: Path, shell: Shell
-) -> None:
+def test_an_artifact_that_lost_a_table_is_no_policy(copied: Path, shell: Shell) -> None:
     (copied / TABLE).unlink()
     Manifest.read_unchecked(copied).write(copied)
     line = refused(shell("dynamiccl-deploy", "explain", copied), 3)
@@ -190,7 +184,7 @@ def test_an_artifact_that_lost_a_table_and_its_hash_is_no_policy(
     assert "a policy has none" in refused(shell("dynamiccl-deploy", "explain", copied), 2)
 
 
-def test_what_is_refused_never_stands_at_out_and_killed_exports_go(
+def test_what_is_refused_is_not_left(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = tmp_path / f"{WRITING}killed"
@@ -288,7 +282,7 @@ def test_what_nccl_cannot_run_is_never_written(config: Config, problem: str) -> 
         *((1, 8, 0, (5, 0)), (1, 8, 248, (5, 2)), (1, 8, 0, (4, 1))),
     ],
 )
-def test_impossible_shapes_are_refused(
+def test_no_such_shapes(
     num_nodes: int, num_ranks: int, first_bin: int, shape: tuple[int, int]
 ) -> None:
     with pytest.raises(ValueError, match=r"do not lie alike|are outside|are not of five"):

@@ -133,7 +133,7 @@ def test_question_is_read_as_it_was_written(small_artifact: Artifact, tmp_path: 
         ({"table": "00"}, "the table"),
     ],
 )
-def test_impossible_question_is_an_error(
+def test_a_bad_question_is_an_error(
     spoil: dict[str, Any], why: str, small_artifact: Artifact
 ) -> None:
     told = question_of(small_artifact.directory, CONFIG)
@@ -241,7 +241,7 @@ def test_a_tuner_that_is_started_anew_goes_on_from_the_table_in_force(hinted: Ar
 
 @pytest.mark.parametrize("policy", ["autoccl", "search"])
 @pytest.mark.parametrize(("first_bin", "num_bins"), [(FIRST_BIN - 4, NUM_BINS), (FIRST_BIN, 4)])
-def test_a_table_in_force_of_other_bins_is_not_gone_on_with(
+def test_a_table_of_other_bins_is_dropped(
     first_bin: int, num_bins: int, policy: str, hinted: Artifact
 ) -> None:
     rows = [[Config(Algorithm.Ring, Protocol.LL128)] * num_bins] * 5
@@ -265,7 +265,7 @@ def test_a_tuner_waits_for_new_calls_and_for_its_table_to_be_in_force(hinted: Ar
     assert brain.decide(CONFIG, History((task(1 << 40, 5.0, 5.0, 5.0),), probe)) is None
 
 
-def test_an_artifacts_trigger_tells_a_tuner_of_slow_calls(
+def test_a_trigger_tells_of_slow_calls(
     hinted: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alarms: list[object] = []
@@ -298,9 +298,7 @@ def test_an_artifacts_trigger_tells_a_tuner_of_slow_calls(
     assert [found[at] for at in (29, 34, 44, -1)] == [0, 1, 1, 2]
 
 
-def test_search_begins_with_the_artifacts_table_and_waits_for_calls(
-    small_artifact: Artifact,
-) -> None:
+def test_search_begins_with_the_table_and_waits_for_calls(small_artifact: Artifact) -> None:
     table = own_table(small_artifact)
     brain = POLICIES["search"](small_artifact)
     assert brain.decide(CONFIG, History((), None)) == table

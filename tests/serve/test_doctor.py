@@ -39,17 +39,13 @@ def found(machine: Machine, plugin: Path = Path("gone.so")) -> dict[str, Check]:
         ("23102", WARN, "every job keeps NCCL's own choice"),
     ],
 )
-def test_tables_act_under_releases_whose_source_was_read(
-    version: str, status: CheckStatus, said: str
-) -> None:
+def test_tables_act_under_releases_once_read(version: str, status: CheckStatus, said: str) -> None:
     machine = NOTHING.answering(sys.executable, "-c", ASK_VERSION, "/n.so", output=version)
     check = found(machine)["libnccl"]
     assert (check.status, said in check.found + check.advice) == (status, True)
 
 
-def test_libraries_are_found_where_jobs_find_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_libraries_are_found_as_in_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = Path("gone.so")
     assert by_name(check_for_job(NOTHING, gone))["libnccl"].status is UNKNOWN
     machine = NOTHING.holding("/a/libnccl.so.2", "").with_env(LD_LIBRARY_PATH=":/nowhere:/a")
@@ -100,9 +96,7 @@ STRAY = {"LD_LIBRARY_PATH": "/stray"}
         ({"PROFILER_PLUGIN": "/opt/p.so", "MODE": "adaptive"}, WARN, "calls none but ours"),
     ],
 )
-def test_neighbours_are_told_with_the_way_to_keep_them(
-    env: dict[str, str], status: CheckStatus, said: str
-) -> None:
+def test_neighbours_can_be_kept(env: dict[str, str], status: CheckStatus, said: str) -> None:
     before = {"MODE": "DYNAMICCL_", "NEXT_TUNER": "DYNAMICCL_", "LD_LIBRARY_PATH": ""}
     full = {before.get(name, "NCCL_") + name: value for name, value in env.items()}
     machine = NOTHING.holding("/stray/libnccl-tuner.so", "").with_env(**full)
@@ -111,7 +105,7 @@ def test_neighbours_are_told_with_the_way_to_keep_them(
     assert (check.status, said in f"{check.found}: {check.advice}") == (status, True)
 
 
-def test_key_must_be_a_secret(
+def test_key_is_a_secret(
     plugin_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, link, short, shown = (tmp_path / name for name in ("key", "link", "short", "shown"))
@@ -165,7 +159,7 @@ def test_command_knows_a_bound_machine_and_an_unknown_one(
     assert "lacks policy.pt" in shell(*doctor).out
 
 
-def test_command_without_an_nccl_knows_less(
+def test_without_nccl_it_knows_less(
     artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path
 ) -> None:
     (tmp_path / "libnccl.so.2").write_text("not a library")
@@ -285,9 +279,7 @@ def container(root: Path) -> None:
         (partial(gpu, number=0), f"gpu={H100}*1;mig=0;nic=none*0"),
     ],
 )
-def test_plugin_and_sweep_name_a_machine_alike(
-    build: Build, wanted: str, probe: Path, tmp_path: Path
-) -> None:
+def test_both_name_a_machine_alike(build: Build, wanted: str, probe: Path, tmp_path: Path) -> None:
     build(tmp_path)
     assert node_facts(tmp_path / "sys", tmp_path / "proc")["node_fingerprint"] == wanted
     assert ask(probe, tmp_path) == (0, NO_FACTS | {"machine": wanted})

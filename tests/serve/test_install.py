@@ -45,9 +45,7 @@ def test_nobody_else_may_change_what_is_written(home: Path) -> None:
     assert b'"artifact_problem": ""' in said
 
 
-def test_again_keeps_the_key_and_the_kill_file_and_says_so(
-    home: Path, artifact: Path, plugin_path: Path, shell: Shell
-) -> None:
+def test_again_keeps_the_key(home: Path, artifact: Path, plugin_path: Path, shell: Shell) -> None:
     key = (home / "key").read_bytes()
     before = PluginIndex.read(home / "artifact").sha256
     (home / "artifact" / "kill").touch()
@@ -66,7 +64,7 @@ def test_again_keeps_the_key_and_the_kill_file_and_says_so(
     assert "bin/dynamiccl-run COMMAND" in text
 
 
-def test_bad_artifact_is_refused_and_the_old_one_stays(
+def test_a_bad_artifact_is_refused(
     home: Path, artifact: Path, plugin_path: Path, shell: Shell
 ) -> None:
     before = {p: p.read_bytes() for p in home.rglob("*") if p.is_file()}
@@ -75,9 +73,7 @@ def test_bad_artifact_is_refused_and_the_old_one_stays(
     assert {p: p.read_bytes() for p in home.rglob("*") if p.is_file()} == before
 
 
-def test_the_newest_artifacts_stay_and_one_that_was_there_is_renewed(
-    home: Path, artifact: Path, plugin_path: Path
-) -> None:
+def test_the_newest_artifacts_stay(home: Path, artifact: Path, plugin_path: Path) -> None:
     first = (home / "artifact").resolve()
     table = next((first / "tables").rglob("*.dct"))
     # What killed installations left is no artifact.
@@ -128,7 +124,7 @@ def test_libtorch_part_is_installed_where_it_was_built_and_a_build_that_lacks_a_
     assert f"no library at {built / VENDOR_NAME}" in refused(done, 2)
 
 
-def test_place_that_others_may_write_to_is_refused(
+def test_open_places_are_refused(
     artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path
 ) -> None:
     (tmp_path / "open").mkdir()
@@ -168,7 +164,7 @@ def test_texts_are_what_their_readers_can_read(home: Path) -> None:
         assert done.stdout == f"{plugin}|{plugin}|{home / 'artifact'}\n"
 
 
-def test_what_passed_no_gate_is_installed_only_when_that_is_said(
+def test_ungated_is_to_be_said(
     artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path
 ) -> None:
     command = ("dynamiccl-deploy", "install", artifact, "--to", tmp_path / "home")
@@ -209,9 +205,7 @@ def starved(most_bytes: int, line: str) -> None:
     assert "Traceback" not in said
 
 
-def test_half_an_export_or_install_is_in_nobodys_way(
-    policy: Path, plugin_path: Path, tmp_path: Path
-) -> None:
+def test_half_an_install_is_in_nobodys_way(policy: Path, plugin_path: Path, tmp_path: Path) -> None:
     out, home = tmp_path / "made" / "artifact", tmp_path / "home"
     out.parent.mkdir()
     export = f"dynamiccl-deploy export {policy} --out {out}"

@@ -93,9 +93,7 @@ def exported(library: Path) -> set[str]:
     return {line.split()[-1] for line in listed.splitlines()}
 
 
-def test_a_library_exports_what_nccl_looks_for_and_needs_an_old_c_library_alone(
-    library: Path,
-) -> None:
+def test_a_library_exports_what_nccl_looks_for_and_needs_little(library: Path) -> None:
     tuners = {f"ncclTunerPlugin_v{version}" for version in VERSIONS}
     profilers = {TUNER_NAME: (4,), VENDOR_NAME: (4,), SWEEP_NAME: ()}.get(library.name, (4, 5, 6))
     if library.name == PROFILER_NAME:
@@ -116,9 +114,7 @@ def test_a_library_exports_what_nccl_looks_for_and_needs_an_old_c_library_alone(
 
 
 @pytest.mark.parametrize("name", [TUNER_NAME, VENDOR_NAME])
-def test_a_jobs_tuner_can_make_no_thread_no_process_and_no_handler(
-    name: str, plugin_path: Path
-) -> None:
+def test_a_jobs_tuner_makes_no_thread_nor_handler(name: str, plugin_path: Path) -> None:
     """Nor listen, nor send a signal: what it leaves in a job would be made by one of these.
 
     Nor write: descriptor 2 of a process that has closed it is a file of the user's.
@@ -169,7 +165,7 @@ def test_size_bins_agree_with_python_bit_for_bit(plugin: TunerPlugin, tmp_path: 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("num_nodes", [1, 2])
-def test_answers_are_what_the_law_in_python_says(
+def test_answers_are_the_laws(
     version: int, num_nodes: int, plugin: TunerPlugin, tmp_path: Path
 ) -> None:
     random = np.random.default_rng(100 * version + num_nodes)
@@ -239,9 +235,7 @@ def asked(request: pytest.FixtureRequest) -> str:
     return " ".join(sorted({name.decode() for name in names}))
 
 
-def test_the_newest_tuner_and_one_of_the_profilers_that_it_asks_for_are_there(
-    asked: str, plugin_path: Path
-) -> None:
+def test_the_newest_tuner_and_a_profiler_are_there(asked: str, plugin_path: Path) -> None:
     """It takes the newest that it finds: before ours is one, somebody has to read what is new.
 
     A profiler of v7 (2.31 on) is not ours: v6 is taken in its place.
@@ -276,9 +270,7 @@ def test_compiler_error_is_shown(own_source: Path, tmp_path: Path) -> None:
     assert caught.value.exit_code == 4
 
 
-def test_what_is_missing_is_named_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler -O3")
     with pytest.raises(PluginError, match="no C\\+\\+ compiler: no-such-compiler not found"):
         build.build_plugin(tmp_path / "build")

@@ -176,7 +176,7 @@ def opt_fixture(tmp_path: Path) -> Path:
     ("named", "asked"),
     [("ib,ofi", "libnccl-net-ofi.so"), ("{opt}/libnccl-net-ofi.so",) * 2, (None, "libnccl-net.so")],
 )
-def test_a_tuner_in_the_network_plugin_is_asked_first(
+def test_a_network_plugins_tuner_is_asked(
     named: str | None, asked: str, run: Runner, opt: Path
 ) -> None:
     (opt / "libnccl-net.so").symlink_to("libnccl-net-ofi.so")
@@ -220,7 +220,7 @@ def test_libraries_that_nccl_loads_unasked_keep_their_places(run: Runner, opt: P
          "a GPU or NIC of this machine cannot be read"),
     ],
 )  # fmt: skip
-def test_what_keeps_it_from_a_table_is_a_problem_and_the_command_runs(
+def test_without_a_table_the_command_runs(
     spoil: Callable[[Path], object], said: str, run: Runner
 ) -> None:
     spoil(run.home)
@@ -248,9 +248,7 @@ def test_a_machine_of_two_names_has_none_and_another_release_may_have_one(run: R
     assert "DYNAMICCL_SYSTEMS" not in run.shown(DYNAMICCL_SYSTEM="x", said=said)
 
 
-def test_a_job_that_was_installed_over_keeps_its_tables(
-    run: Runner, artifact: Path, plugin_path: Path
-) -> None:
+def test_a_running_job_keeps_its_tables(run: Runner, artifact: Path, plugin_path: Path) -> None:
     before = run.shown()
     PluginIndex.read(artifact).bound("box", f"{MACHINE};nccl=23007").write(artifact)
     install(artifact, run.home, plugin_path)
@@ -434,9 +432,7 @@ def test_user_who_cannot_read_the_key_gets_one_of_his_own(run: Runner, tmp_path:
     assert [path.name for path in key.parent.iterdir()] == ["key"]
 
 
-def test_wrapper_is_found_at_any_place_and_says_where_it_is_incomplete(
-    run: Runner, tmp_path: Path
-) -> None:
+def test_wrapper_is_found_at_any_place_or_says_what_lacks(run: Runner, tmp_path: Path) -> None:
     """As where a container mounts the installation elsewhere."""
     shutil.copytree(run.home, tmp_path / "mounted", symlinks=True)
     run.home = tmp_path / "mounted"

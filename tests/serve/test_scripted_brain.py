@@ -79,9 +79,7 @@ def why_not(runtime: Leader, artifact: Path, config: BrainConfig = CONFIG) -> st
     return str(answer["error"])
 
 
-def test_decides_as_the_table_says_and_as_python_does_on_a_history(
-    runtime: Leader, small_artifact: Artifact
-) -> None:
+def test_decides_as_table_and_python_do(runtime: Leader, small_artifact: Artifact) -> None:
     artifact = small_artifact.directory
     python = ScriptedBrain(artifact / "brain.pt")
     table = DecisionTable.read(artifact / small_artifact.tables[0].path)
@@ -190,9 +188,7 @@ class ActsOnAHistory(nn.Module):
         return torch.where(is_warm, torch.zeros_like(action), action), q
 
 
-def test_brain_that_decides_otherwise_than_its_policy_is_refused(
-    small_artifact: Artifact, tmp_path: Path
-) -> None:
+def test_brain_must_decide_as_its_policy(small_artifact: Artifact, tmp_path: Path) -> None:
     manifest, policy = small_artifact.manifest, TorchPolicy.load(small_artifact.directory)
     [asked] = [cold_questions(manifest, s) for s in table_supports(manifest)]
     table = DecisionTable.read(small_artifact.directory / small_artifact.tables[0].path)
@@ -299,7 +295,7 @@ class InPython:
 
 
 @pytest.mark.parametrize("calls", [400, pytest.param(5_000, marks=pytest.mark.soak)])
-def test_python_brain_and_plugin_keep_the_same_state_for_a_whole_job(
+def test_all_keep_one_state_for_a_job(
     calls: int, stateful: Artifact, torch_build_dir: Path
 ) -> None:
     """Two jobs: each begins from zero. Floats of other libraries may tie."""

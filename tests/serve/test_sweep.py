@@ -121,7 +121,7 @@ def play(communicator: Communicator, schedule: Schedule, costs: CostTable = ALL)
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("collective", TUNED, ids=lambda c: c.wire)
 @pytest.mark.parametrize("num_nodes", [1, 2])
-def test_every_call_of_a_block_gets_its_config(
+def test_each_call_gets_its_config(
     version: int, collective: Collective, num_nodes: int, lab: Lab
 ) -> None:
     random = np.random.default_rng([version, collective, num_nodes])
@@ -171,9 +171,7 @@ STATES = {state.name[0]: state for state in BlockState}
         (26, 1, "PPAM"),
     ],
 )
-def test_an_unexpected_call_stops_it_for_good(
-    nth: int, size_bytes: int, states: str, lab: Lab
-) -> None:
+def test_an_unexpected_call_stops_it(nth: int, size_bytes: int, states: str, lab: Lab) -> None:
     calls = list(benchmark_calls(SMALL))
     with lab.playing(SMALL) as communicator:
         for number, call in enumerate(calls, start=1):

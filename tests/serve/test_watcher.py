@@ -118,9 +118,7 @@ def slowing(count: int, slow_from: int) -> list[Call]:
     return [call(float(time_us)) for time_us in times]
 
 
-def test_a_brain_finds_what_the_trigger_finds_call_by_call(
-    watching: Artifact, trigger: Path
-) -> None:
+def test_a_brain_finds_what_the_trigger_finds(watching: Artifact, trigger: Path) -> None:
     brain, random = ScriptedBrain(watching.directory / "brain.pt"), np.random.default_rng(0)
     for tasks, wanted in watched_questions(Detector.load(trigger), random, 30):
         found = brain.interference(tasks)
@@ -155,7 +153,7 @@ def test_streams_beyond_the_most_say_nothing_of_their_own(
     assert max(slow) < 0.05
 
 
-def test_levels_change_what_a_policy_decides(
+def test_levels_change_decisions(
     watching: Artifact, small_artifact: Artifact, trigger: Path
 ) -> None:
     with_levels = ScriptedBrain(watching.directory / "brain.pt")
@@ -168,9 +166,7 @@ def test_levels_change_what_a_policy_decides(
     assert any(one != other for one, other in pairs[20:])
 
 
-def test_a_trigger_is_found_in_its_run_and_needs_its_facts(
-    trigger: Path, small_artifact: Artifact, tmp_path: Path
-) -> None:
+def test_a_trigger_needs_its_facts(trigger: Path, small_artifact: Artifact, tmp_path: Path) -> None:
     run = tmp_path / "run" / "trigger"
     shutil.copytree(trigger.parent, run)
     assert trigger_file(run.parent) == run / "trigger.pt"
@@ -183,7 +179,7 @@ def test_a_trigger_is_found_in_its_run_and_needs_its_facts(
         export_artifact(policy, tmp_path / "artifact", run / "trigger.pt")
 
 
-def test_a_policys_own_trigger_is_exported_with_it(
+def test_a_policys_trigger_is_exported(
     small_artifact: Artifact, trigger: Path, tmp_path: Path
 ) -> None:
     policy = Path(shutil.copytree(small_artifact.directory.parent / "policy", tmp_path / "policy"))

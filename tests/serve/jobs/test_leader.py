@@ -56,9 +56,7 @@ def test_a_kill_file_acts_at_the_next_stop(adaptive: Adaptive, tmp_path: Path) -
     assert "the kill file is gone: back to the table" in played.log
 
 
-def test_while_a_kill_file_is_there_no_communicator_gets_a_table(
-    adaptive: Adaptive, tmp_path: Path
-) -> None:
+def test_under_a_kill_file_nobody_gets_a_table(adaptive: Adaptive, tmp_path: Path) -> None:
     (tmp_path / "kill").touch()
     leader = {"DYNAMICCL_KILL_FILE": str(tmp_path / "kill")}
     played = adaptive(leader=leader)
@@ -118,7 +116,7 @@ def test_a_file_system_that_stalls_delays_no_stop(adaptive: Adaptive, tmp_path: 
         pytest.param(Algorithm.NVLS, Protocol.Simple, id="own-is-slow"),
     ],
 )
-def test_the_guard_withdraws_what_is_slower_than_nccls_own_and_nothing_else(
+def test_the_guard_withdraws_what_is_slower(
     algorithm: Algorithm, protocol: Protocol, adaptive: Adaptive
 ) -> None:
     calls_dir = adaptive.setting.root / "calls"
@@ -216,9 +214,7 @@ def test_a_brain_that_is_wrong_changes_nothing(brain: str, why: str, adaptive: A
 
 
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])
-def test_a_brain_that_goes_leaves_the_table_in_force_and_ends_with_the_arbiter(
-    signal: str, adaptive: Adaptive
-) -> None:
+def test_a_brain_that_goes_leaves_its_table(signal: str, adaptive: Adaptive) -> None:
     pid = adaptive.setting.root / "pid"
     leader = THINKING | {"DYNAMICCL_BRAIN": counting(adaptive.setting.root, ONE, OTHER)}
     gone = at(3000, f"sh=kill -{signal} $(tail -n 1 {pid})")
@@ -232,9 +228,7 @@ def test_a_brain_that_goes_leaves_the_table_in_force_and_ends_with_the_arbiter(
 
 
 @pytest.mark.parametrize("thinks", [False, True])
-def test_an_arbiter_ends_with_its_job_once_a_brain_was_asked(
-    thinks: bool, adaptive: Adaptive
-) -> None:
+def test_an_arbiter_with_a_brain_ends_with_its_job(thinks: bool, adaptive: Adaptive) -> None:
     """Its worker has a thread that waits for a question, or minutes for an answer."""
     pid = adaptive.setting.root / "pid"
     brain = (
@@ -316,7 +310,7 @@ def is_ring_simple(config: Config | None) -> bool:
         *(("search", "400"), ("autoccl", "400")),
     ],
 )
-def test_a_search_drives_a_job_and_what_it_found_comes_into_force(
+def test_a_search_drives_a_job(
     policy: str, probe_calls: str, adaptive: Adaptive, hinted: Path
 ) -> None:
     recorder = Recorder(hinted, policy)

@@ -75,7 +75,7 @@ def test_all_ranks_have_the_table_from_call_0_or_all_abstain(what: str, tuner: T
 
 
 @pytest.mark.parametrize("library", [TUNER_NAME, VENDOR_NAME])
-def test_a_job_that_dynamiccl_run_starts_has_its_table_from_call_0(
+def test_dynamiccl_runs_job_has_its_table(
     library: str, tuner: Tuner, known: Path, tmp_path: Path
 ) -> None:
     """Also where the network plugin is a tuner, as AWS's is: that one is asked first."""
@@ -106,9 +106,7 @@ def test_a_job_that_dynamiccl_run_starts_has_its_table_from_call_0(
 
 
 @pytest.mark.parametrize("word", ["0", "1"])
-def test_ranks_of_several_nodes_agree_by_the_arbiter(
-    word: str, tuner: Tuner, voting: Voting
-) -> None:
+def test_ranks_of_two_nodes_agree_by_the_arbiter(word: str, tuner: Tuner, voting: Voting) -> None:
     """With 1 a communicator of one node agrees by a word."""
     environment = voting(True) | {"DYNAMICCL_WORD": word}
     played = tuner(environment=environment, ranks=8, nodes=2, comms=4)
@@ -135,7 +133,7 @@ DIFFERENCES: Final[dict[str, Callable[[Setting, Path], Mapping[str, str | None]]
 
 @pytest.mark.parametrize("difference", DIFFERENCES)
 @pytest.mark.parametrize("by_arbiter", [False, True], ids=["word", "arbiter"])
-def test_one_rank_that_differs_makes_all_abstain_at_once_and_a_line_names_it(
+def test_who_differs_is_named(
     difference: str, by_arbiter: bool, tuner: Tuner, voting: Voting
 ) -> None:
     differs = on_rank(2, DIFFERENCES[difference](tuner.setting, tuner.directory))
@@ -154,9 +152,7 @@ def test_a_rank_without_the_key_can_make_all_abstain(tuner: Tuner, arbiter: Star
 
 
 @pytest.mark.parametrize(("release", "lifetime"), [("2.27", 0), ("2.30", 100)])
-def test_what_comes_of_two_disjoint_shrinks_abstains(
-    release: str, lifetime: int, tuner: Tuner
-) -> None:
+def test_what_comes_of_disjoint_shrinks_abstains(release: str, lifetime: int, tuner: Tuner) -> None:
     """Both halves shrink the world at once, under one id, and split that, under one id again.
 
     With a lifetime each does it again, as one does whose shrink failed, and a process that has been
@@ -182,9 +178,7 @@ def test_other_communicators_do_not_wait_for_one_whose_rank_is_late(inits: Inits
 
 
 @pytest.mark.parametrize("static_kib", [224, 240])
-def test_a_process_may_have_much_thread_local_memory(
-    static_kib: int, inits: Inits, tmp_path: Path
-) -> None:
+def test_much_thread_local_memory_is_borne(static_kib: int, inits: Inits, tmp_path: Path) -> None:
     """glibc takes it from each thread's stack."""
     source = (
         '__thread char block[KIB * 1024] __attribute__((tls_model("initial-exec")));\n'
@@ -204,7 +198,7 @@ def test_what_is_left_of_a_jobs_former_round_has_communicators_of_its_own(tuner:
 
 
 @pytest.mark.parametrize("by_arbiter", [False, True], ids=["word", "arbiter"])
-def test_two_thousand_ranks_with_few_descriptors(
+def test_2000_ranks_need_few_descriptors(
     by_arbiter: bool, inits: Inits, tmp_path: Path, voting: Voting
 ) -> None:
     artifact = write_artifact(tmp_path / "large", FIRST, [(1, 2000)])

@@ -82,9 +82,7 @@ def test_a_full_dev_shm_makes_all_abstain(inits: Inits) -> None:
     assert found["longest_ms"] < LIMIT_MS
 
 
-def test_strangers_who_take_all_connections_keep_nobody_from_the_answer(
-    inits: Inits, arbiter: Start
-) -> None:
+def test_strangers_on_all_connections_keep_nobody_waiting(inits: Inits, arbiter: Start) -> None:
     started = arbiter()
     with contextlib.ExitStack() as stack:
         for _ in range(400):
@@ -95,9 +93,7 @@ def test_strangers_who_take_all_connections_keep_nobody_from_the_answer(
     assert found["longest_ms"] < 10_000
 
 
-def test_an_arbiter_minds_no_signal_gives_an_id_one_table_and_outlives_its_keeper(
-    inits: Inits, arbiter: Start
-) -> None:
+def test_an_arbiter_minds_no_signal_and_no_lost_keeper(inits: Inits, arbiter: Start) -> None:
     """What a launcher sends to all processes of a step is not for it."""
     started = arbiter()
     environment = inits.setting.by_arbiter(started.address)
@@ -121,9 +117,7 @@ def test_an_arbiter_with_few_descriptors_answers_all_alike(inits: Inits, tmp_pat
 
 
 @by_both
-def test_two_steps_of_one_allocation_are_two_jobs(
-    by_arbiter: bool, inits: Inits, voting: Voting
-) -> None:
+def test_steps_of_one_allocation_are_jobs(by_arbiter: bool, inits: Inits, voting: Voting) -> None:
     """`dynamiccl-run srun ... &`, twice; here both even use the same ids."""
     environment = voting(by_arbiter, LIMIT_MS)
     with ThreadPoolExecutor() as pool:
@@ -187,9 +181,7 @@ def test_what_is_lost_on_the_way_fails_nobody(loss: str, inits: Inits, arbiter: 
     assert found["longest_ms"] < 6 * LIMIT_MS
 
 
-def test_who_has_confirmed_and_never_hears_fails_within_the_answer_limit(
-    inits: Inits, arbiter: Start
-) -> None:
+def test_who_never_hears_fails_within_the_answer_limit(inits: Inits, arbiter: Start) -> None:
     """The one case in which we end a job. Nobody hangs in `init`; threads are not left bound."""
     short_ms = 100  # and 3 s for 300
     started = arbiter(limit_ms=short_ms)
