@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.slurm import wait_until
+from tests.fakes.nvml.build import build_fake_nvml
 from tests.serve.conftest import Runner
 from tests.serve.jobs.arbiter import is_gone, processes_of, send
-from tests.serve.test_run import fake_nvml
 
 NO_ANSWER = "no arbiter of this job answers"
 #: Instead of ten seconds.
@@ -280,9 +280,9 @@ def test_one_started_by_hand_is_taken(job: Job) -> None:
 def test_where_nvlink_may_join_hosts_any_job_has_one(job: Job, tmp_path: Path) -> None:
     """`dynamiccl-run python train.py`: nobody says on how many hosts that is."""
     job.env = dict(by_hand(job))
-    fake_nvml(tmp_path, CLUSTER=1, CODE=0)
+    build_fake_nvml(tmp_path)
     show = "$RUN printenv DYNAMICCL_WORD DYNAMICCL_ARBITER"
-    with job.launcher(show, LD_LIBRARY_PATH=str(tmp_path)) as (_, said):
+    with job.launcher(show, LD_LIBRARY_PATH=str(tmp_path), FAKE_NVML_CLUSTER="1") as (_, said):
         assert said == ["0", f"127.0.0.1:{job.port}"]
     assert job.is_gone(1)
     with job.launcher(show) as (_, said):

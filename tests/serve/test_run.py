@@ -14,6 +14,7 @@ import pytest
 from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME, VENDOR_NAME
 from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.install import install
+from tests.fakes.nvml.build import build_fake_nvml
 from tests.serve.abi import compiled
 from tests.serve.conftest import MACHINE, Runner
 
@@ -351,50 +352,33 @@ def test_around_a_launcher_of_several_hosts_it_says_how_to_start_it(run: Runner)
 
 # --- words --------------------------------------------------------------------------------------
 
-#: Stands in for NVML: nothing of it is a driver's.
-FAKE_NVML = """
-#include <string.h>
-int nvmlInitWithFlags(unsigned flags) { return 0; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **gpu) { *gpu = (void *)(long)i; return 0; }
-int nvmlDeviceGetGpuFabricInfo(void *gpu, unsigned char *info) {
-  memset(info, 0, 28);
-  if (gpu != 0) info[15] = CLUSTER;
-  return CODE;
-}
-"""
-
-
-def fake_nvml(folder: Path, **macros: int) -> None:
-    defined = [f"-D{name}={value}" for name, value in macros.items()]
-    compiled(folder / "libnvidia-ml.so.1", FAKE_NVML, *defined)
-
-
+FABRIC = "nvmlDeviceGetGpuFabricInfo"
 TWO_HOSTS = {"MASTER_ADDR": "127.0.0.1", "RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
 
 
 @pytest.mark.parametrize(
     ("nvml", "env", "word"),
     [
-        ({"CLUSTER": 0, "CODE": 0}, {}, "1"),
-        ({"CLUSTER": 0, "CODE": 3}, {}, "1"),  # a GPU without a fabric
-        ({"CLUSTER": 1, "CODE": 0}, {}, "0"),
-        ({"CLUSTER": 0, "CODE": 999}, {}, "0"),  # not known
-        ({"CLUSTER": 1, "CODE": 0}, {"NCCL_MNNVL_ENABLE": "0"}, "1"),
-        ({"CLUSTER": 1, "CODE": 0}, {"LOCAL_WORLD_SIZE": "4"}, "1"),
+        ({}, {}, "1"),
+        ({"DENY": f"{FABRIC}=3"}, {}, "1"),  # a GPU without a fabric
+        ({"CLUSTER": "1"}, {}, "0"),
+        ({"DENY": f"{FABRIC}=999"}, {}, "0"),  # not known
+        ({"CLUSTER": "1"}, {"NCCL_MNNVL_ENABLE": "0"}, "1"),
+        ({"CLUSTER": "1"}, {"LOCAL_WORLD_SIZE": "4"}, "1"),
         (None, {}, "0"),  # a GPU, and no NVML that could be asked
     ],
 )
 def test_word_is_for_ranks_that_are_surely_on_one_host(
-    nvml: dict[str, int] | None, env: dict[str, str], word: str, run: Runner, tmp_path: Path
+    nvml: dict[str, str] | None, env: dict[str, str], word: str, run: Runner, tmp_path: Path
 ) -> None:
     gpu = tmp_path / "machine/proc/driver/nvidia/gpus/0"
     gpu.mkdir(parents=True)
     (gpu / "information").write_text("Model: \t NVIDIA Test GPU\n")
     if nvml is not None:
-        fake_nvml(tmp_path, **nvml)
+        build_fake_nvml(tmp_path)
     elif b"libnvidia-ml" in subprocess.run(["ldconfig", "-p"], stdout=-1, check=False).stdout:
         pytest.skip("this machine has NVML")
+    env |= {f"FAKE_NVML_{name}": value for name, value in (nvml or {}).items()}
     env = TWO_HOSTS | {"LD_LIBRARY_PATH": str(tmp_path), "DYNAMICCL_MODE": "observe"} | env
     assert run.shown(**env)["DYNAMICCL_WORD"] == word
 

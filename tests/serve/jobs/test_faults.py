@@ -19,7 +19,7 @@ Play = Tuner | Adaptive
 @pytest.fixture(params=["table", "adaptive"])
 def play(request: pytest.FixtureRequest, tuner: Tuner, adaptive: Adaptive) -> Play:
     """A job of mode table or of mode adaptive."""
-    return {"table": tuner, "adaptive": adaptive}[request.param]
+    return tuner if request.param == "table" else adaptive
 
 
 @pytest.mark.parametrize(("rank", "go_on"), [(0, 0), (2, 1)], ids=["all-abort", "survivors-go-on"])

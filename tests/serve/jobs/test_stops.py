@@ -94,8 +94,7 @@ def test_what_makes_counts_differ_splits_nothing(what: tuple[str, ...], adaptive
 
 @pytest.mark.parametrize(("lifetime", "calls"), [(1, 60), (1500, 6000)])
 def test_communicators_come_and_go(lifetime: int, calls: int, adaptive: Adaptive) -> None:
-    more = {"comms": 5, "threads": 2, "lifetime": lifetime, "create_at_once": 1}
-    played = adaptive(calls=calls, **more)
+    played = adaptive(calls=calls, comms=5, threads=2, lifetime=lifetime, create_at_once=1)
     assert all(comm.first_acted == 0 for comm in played.communicators), played.log
 
 
