@@ -223,25 +223,20 @@ def test_every_flipped_bit_and_truncation_is_found_and_the_longest_file_is_known
     assert len(table_of(RING, first_bin=0, num_bins=MAX_BINS).to_bytes()) == MAX_FILE_BYTES
 
 
-@pytest.mark.parametrize(
-    ("config", "column", "values", "problem"),
-    [
+def test_entry_that_cannot_be_is_found_under_a_good_checksum() -> None:
+    for config, column, values, problem in (
         (RING, 0, (7, 254), "outside the vocabulary"),
         (RING, 1, (3, 254), "outside the vocabulary"),
         (RING, 2, (65, 200), "outside the vocabulary"),
         (RING, 3, (2, 255), "outside the vocabulary"),
         (RING, 3, (0,), "if, and only if"),
         (None, 3, (1,), "if, and only if"),
-    ],
-)
-def test_entry_that_cannot_be_is_found_under_a_good_checksum(
-    config: Config | None, column: int, values: tuple[int, ...], problem: str
-) -> None:
-    for value in values:
-        data = bytearray(table_of(config).to_bytes()[:-8])
-        data[HEADER_BYTES + column] = value
-        with pytest.raises(CorruptFile, match=problem):
-            DecisionTable.from_bytes(bytes(data) + fnv1a(bytes(data)).to_bytes(8, "little"))
+    ):
+        for value in values:
+            data = bytearray(table_of(config).to_bytes()[:-8])
+            data[HEADER_BYTES + column] = value
+            with pytest.raises(CorruptFile, match=problem):
+                DecisionTable.from_bytes(bytes(data) + fnv1a(bytes(data)).to_bytes(8, "little"))
 
 
 def test_lookup_inside_and_outside_the_bins() -> None:
@@ -260,38 +255,23 @@ def test_lookup_inside_and_outside_the_bins() -> None:
     assert table_of(part).at(Collective.Broadcast, size_bin(1 << 20)) == part
 
 
-@pytest.mark.parametrize(
-    ("config", "problem"),
-    [
+def test_what_nccl_cannot_run_is_never_written() -> None:
+    for config, problem in (
         (Config(Algorithm.Tree, Protocol.LL), "Broadcast has no Tree"),
         (Config(num_channels=65), "outside the vocabulary"),
         (Config(num_channels=300), "does not fit"),
         (Config(chunk_bytes=1 << 31), "does not fit"),
         (Config(chunk_bytes=-1), "outside the vocabulary"),
-    ],
-)
-def test_what_nccl_cannot_run_is_never_written(config: Config, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        table_of(config)
-
-
-@pytest.mark.parametrize(
-    ("num_nodes", "num_ranks", "first_bin", "shape"),
-    [
+    ):
+        with pytest.raises(ValueError, match=problem):
+            table_of(config)
+    for nodes, ranks, first_bin, shape in (
         *((2, 7, 0, (5, 1)), (0, 0, 0, (5, 1)), (1, 1 << 31, 0, (5, 1)), (1, 8, -1, (5, 1))),
         *((1, 8, 0, (5, 0)), (1, 8, 248, (5, 2)), (1, 8, 0, (4, 1))),
-    ],
-)
-def test_no_such_shapes(
-    num_nodes: int, num_ranks: int, first_bin: int, shape: tuple[int, int]
-) -> None:
-    with pytest.raises(ValueError, match=r"do not lie alike|are outside|are not of five"):
-        DecisionTable(
-            num_nodes=num_nodes,
-            num_ranks=num_ranks,
-            first_bin=first_bin,
-            entries=np.zeros(shape, dtype=ENTRY),
-        )
+    ):
+        of = {"num_nodes": nodes, "num_ranks": ranks, "first_bin": first_bin}
+        with pytest.raises(ValueError, match=r"do not lie alike|are outside|are not of five"):
+            DecisionTable(**of, entries=np.zeros(shape, dtype=ENTRY))
 
 
 def test_read_names_the_file_and_what_was_checked_cannot_be_changed(tmp_path: Path) -> None:

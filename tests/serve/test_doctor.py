@@ -30,19 +30,16 @@ def found(machine: Machine, plugin: Path = Path("gone.so")) -> dict[str, Check]:
     return by_name(check_for_job(machine, plugin, nccl=Path("/n.so")))
 
 
-@pytest.mark.parametrize(
-    ("version", "status", "said"),
-    [
+def test_tables_act_under_releases_whose_source_was_read() -> None:
+    for version, status, said in (
         ("22304", FAIL, "our tuners need NCCL 2.24.0"),
         ("22403", WARN, "before NCCL 2.27.0 a tuner is not told which communicator it is"),
         ("22707", OK, "NCCL 2.27.7, /n.so"),
         ("23102", WARN, "every job keeps NCCL's own choice"),
-    ],
-)
-def test_tables_act_under_releases_once_read(version: str, status: CheckStatus, said: str) -> None:
-    machine = NOTHING.answering(sys.executable, "-c", ASK_VERSION, "/n.so", output=version)
-    check = found(machine)["libnccl"]
-    assert (check.status, said in check.found + check.advice) == (status, True)
+    ):
+        machine = NOTHING.answering(sys.executable, "-c", ASK_VERSION, "/n.so", output=version)
+        check = found(machine)["libnccl"]
+        assert (check.status, said in check.found + check.advice) == (status, True)
 
 
 def test_libraries_are_found_as_in_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,32 +168,24 @@ def test_without_nccl_it_knows_less(
     assert "give the whole --fingerprint" in shell("dynamiccl-deploy", "bind", *options).err
 
 
-@pytest.mark.parametrize(
-    ("says", "machine_said", "key_status"),
-    [
-        (None, "printed no facts: hello", UNKNOWN),
-        ({"key_problem": None}, "is of another release; install it again", UNKNOWN),
-        ({"machine_problem": "no GPU", "artifact_problem": "others may"}, "no GPU", FAIL),
-    ],
-)
-def test_key_is_told_of_whatever_the_probe_knows(
-    says: dict[str, str | None] | None,
-    machine_said: str,
-    key_status: CheckStatus,
-    plugin_path: Path,
-) -> None:
+def test_key_is_told_of_whatever_the_probe_knows(plugin_path: Path) -> None:
     names = ("machine", "machine_problem", "systems", "artifact_problem", "key_problem")
-    facts = dict.fromkeys(names, "") | {"key_problem": "it is short"} | (says or {})
-    facts = {name: fact for name, fact in facts.items() if fact is not None}
-    told = "hello" if says is None else json.dumps(facts)
+    whole = dict.fromkeys(names, "") | {"key_problem": "it is short"}
+    lacks = {name: "" for name in names if name != "key_problem"}
+    refused = whole | {"machine_problem": "no GPU", "artifact_problem": "others may"}
     probe = str(plugin_path.parent / "dynamiccl-prepare")
-    machine = replace(HEALTHY, runs={(probe, "--facts"): ProgramResult(0, f"{told}\n")})
-    checks = found(machine, plugin_path)
+    for told, machine_said, key_status in (
+        ("hello", "printed no facts: hello", UNKNOWN),
+        (json.dumps(lacks), "is of another release; install it again", UNKNOWN),
+        (json.dumps(refused), "no GPU", FAIL),
+    ):
+        machine = replace(HEALTHY, runs={(probe, "--facts"): ProgramResult(0, f"{told}\n")})
+        checks = found(machine, plugin_path)
+        assert machine_said in checks["machine"].found
+        assert [checks[name].status for name in ("machine", "key")] == [UNKNOWN, key_status]
+        # The machine may be unknown, and the index refused all the same.
+        assert ("index" in checks) == (key_status is FAIL)
     assert "no dynamiccl-prepare beside" in found(HEALTHY, Path("x.so"))["machine"].found
-    assert machine_said in checks["machine"].found
-    assert [checks[name].status for name in ("machine", "key")] == [UNKNOWN, key_status]
-    # The machine may be unknown, and the index refused all the same.
-    assert ("index" in checks) == (key_status is FAIL)
 
 
 H100 = "NVIDIA H100 80GB HBM3"
