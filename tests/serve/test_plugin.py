@@ -190,34 +190,24 @@ def test_answers_are_the_laws(
     assert acted > 250
 
 
-@pytest.mark.parametrize(
-    ("job", "shape", "domains", "reason"),
-    [
+def test_abstains_and_says_why(plugin: TunerPlugin, tmp_path: Path) -> None:
+    costs = np.full((7, 3), 10, dtype=np.float32)
+    for job, shape, domains, reason in (
         ({"DYNAMICCL_JOB": None}, (8, 1), None, "start the job with dynamiccl-run"),
         ({}, (15, 2), None, "its nodes hold different numbers of ranks"),
         ({}, (8, 1), (3, 5), "its NVLink domains hold different numbers of ranks"),
         ({}, (8, 1), (4, 4), "the artifact's table, from call 0: it acts in 1245 of 1245"),
-    ],
-)
-def test_abstains_and_says_why(
-    job: dict[str, str | None],
-    shape: tuple[int, int],
-    domains: tuple[int, int] | None,
-    reason: str,
-    plugin: TunerPlugin,
-    tmp_path: Path,
-) -> None:
-    told: dict[str, Any] = {"version": 6, "ranks_per_domain": domains, "all_ranks": True}
-    environment = deploy(tmp_path, uniform(RING)) | job
-    costs = np.full((7, 3), 10, dtype=np.float32)
-    with plugin.communicator(*shape, environment=environment, **told) as communicator:
-        answer = communicator.ask(Collective.AllReduce, 1 << 20, costs)
-    acts = domains == (4, 4)
-    assert answer.config == (RING if acts else Config(*nccl_choice(costs) or ()))
-    (line,) = communicator.lines
-    assert line.startswith("DYNAMICCL: ")
-    assert ("NCCL's own choice stands: " in line) != acts
-    assert reason in line
+    ):
+        told: dict[str, Any] = {"version": 6, "ranks_per_domain": domains, "all_ranks": True}
+        told["environment"] = deploy(tmp_path, uniform(RING)) | job
+        with plugin.communicator(*shape, **told) as communicator:
+            answer = communicator.ask(Collective.AllReduce, 1 << 20, costs)
+        acts = domains == (4, 4)
+        assert answer.config == (RING if acts else Config(*nccl_choice(costs) or ()))
+        (line,) = communicator.lines
+        assert line.startswith("DYNAMICCL: ")
+        assert ("NCCL's own choice stands: " in line) != acts
+        assert reason in line
 
 
 LIBRARIES: list[str | None] = [*nccl_libraries(Machine())] or [None]

@@ -352,35 +352,28 @@ def test_around_a_launcher_of_several_hosts_it_says_how_to_start_it(run: Runner)
 
 # --- words --------------------------------------------------------------------------------------
 
-FABRIC = "nvmlDeviceGetGpuFabricInfo"
 TWO_HOSTS = {"MASTER_ADDR": "127.0.0.1", "RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
 
 
-@pytest.mark.parametrize(
-    ("nvml", "env", "word"),
-    [
-        ({}, {}, "1"),
-        ({"DENY": f"{FABRIC}=3"}, {}, "1"),  # a GPU without a fabric
-        ({"CLUSTER": "1"}, {}, "0"),
-        ({"DENY": f"{FABRIC}=999"}, {}, "0"),  # not known
-        ({"CLUSTER": "1"}, {"NCCL_MNNVL_ENABLE": "0"}, "1"),
-        ({"CLUSTER": "1"}, {"LOCAL_WORLD_SIZE": "4"}, "1"),
-        (None, {}, "0"),  # a GPU, and no NVML that could be asked
-    ],
-)
-def test_word_is_for_ranks_that_are_surely_on_one_host(
-    nvml: dict[str, str] | None, env: dict[str, str], word: str, run: Runner, tmp_path: Path
-) -> None:
+def test_word_is_for_ranks_that_are_surely_on_one_host(run: Runner, tmp_path: Path) -> None:
     gpu = tmp_path / "machine/proc/driver/nvidia/gpus/0"
     gpu.mkdir(parents=True)
     (gpu / "information").write_text("Model: \t NVIDIA Test GPU\n")
-    if nvml is not None:
-        build_fake_nvml(tmp_path)
-    elif b"libnvidia-ml" in subprocess.run(["ldconfig", "-p"], stdout=-1, check=False).stdout:
-        pytest.skip("this machine has NVML")
-    env |= {f"FAKE_NVML_{name}": value for name, value in (nvml or {}).items()}
-    env = TWO_HOSTS | {"LD_LIBRARY_PATH": str(tmp_path), "DYNAMICCL_MODE": "observe"} | env
-    assert run.shown(**env)["DYNAMICCL_WORD"] == word
+    common = TWO_HOSTS | {"LD_LIBRARY_PATH": str(tmp_path), "DYNAMICCL_MODE": "observe"}
+    # This machine may have an NVML; else a GPU's is not there to be asked.
+    if b"libnvidia-ml" not in subprocess.run(["ldconfig", "-p"], stdout=-1, check=False).stdout:
+        assert run.shown(**common)["DYNAMICCL_WORD"] == "0"
+    build_fake_nvml(tmp_path)
+    one, denied = {"FAKE_NVML_CLUSTER": "1"}, "nvmlDeviceGetGpuFabricInfo"
+    for env, word in (
+        ({}, "1"),
+        ({"FAKE_NVML_DENY": f"{denied}=3"}, "1"),  # a GPU without a fabric
+        (one, "0"),
+        ({"FAKE_NVML_DENY": f"{denied}=999"}, "0"),  # not known
+        (one | {"NCCL_MNNVL_ENABLE": "0"}, "1"),
+        (one | {"LOCAL_WORLD_SIZE": "4"}, "1"),
+    ):
+        assert run.shown(**common | env)["DYNAMICCL_WORD"] == word, env
 
 
 def test_words_that_nobody_needs_any_more_are_removed(run: Runner) -> None:
