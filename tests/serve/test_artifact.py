@@ -15,13 +15,7 @@ from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, Unknown
 from dynamiccl.files import WRITING
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.schedule import fnv1a
-from dynamiccl.serve.artifact import (
-    MAX_BYTES,
-    Artifact,
-    PluginIndex,
-    known_machines,
-    open_artifact,
-)
+from dynamiccl.serve.artifact import MAX_BYTES, Artifact, PluginIndex, known_machines, open_artifact
 from dynamiccl.serve.explain import nccl_csv
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.table import (
