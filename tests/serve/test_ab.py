@@ -188,9 +188,8 @@ def cut(wall_s: float, lines: int, silent_s: float) -> dict[str, Any]:
     return {"wall_s": wall_s, "was_cut": True, "silent_s": silent_s, **steps}
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "pairs", "verdict", "said"),
-    [
+def test_what_is_concluded() -> None:
+    table: tuple[tuple[dict[str, Any], dict[str, Any], int, str, str], ...] = (
         ({}, {}, 1, "unknown", "one pair; an interval needs two"),
         ({}, {}, 4, "not worse", "step time +0.0% with DynamICCL (95% interval: +0.0% to +0.0%, 4"),
         ({"step_s": 0.09}, {}, 3, "faster", "step time -9.9%"),
@@ -214,22 +213,19 @@ def cut(wall_s: float, lines: int, silent_s: float) -> dict[str, Any]:
         # Lines come rarer than steps: it is the lines that are awaited.
         (RARELY | {"silent_s": 190.0}, RARELY, 2, "not worse", "step time"),
         (RARELY | {"silent_s": 250.0}, RARELY, 2, "fails", "in the last 250 of its 1200 s"),
-    ],
-)
-def test_what_is_concluded(
-    ours: dict[str, Any], theirs: dict[str, Any], pairs: int, verdict: str, said: str
-) -> None:
-    scatter = [1.0 + (0.001 * number if "step_s" in ours else 0.0) for number in range(pairs)]
-    if verdict == "not told apart":
-        scatter = [0.9, 1.1]
-    step_s = ours.get("step_s", 0.1)
-    found = conclude(
-        [
-            (replace(WITH, **ours | {"step_s": step_s * factor}), replace(WITHOUT, **theirs))
-            for factor in scatter
-        ],
     )
-    assert (found[0], said in found[1][0]) == (verdict, True), found
+    for ours, theirs, pairs, verdict, said in table:
+        scatter = [1.0 + (0.001 * number if "step_s" in ours else 0.0) for number in range(pairs)]
+        if verdict == "not told apart":
+            scatter = [0.9, 1.1]
+        step_s = ours.get("step_s", 0.1)
+        found = conclude(
+            [
+                (replace(WITH, **ours | {"step_s": step_s * factor}), replace(WITHOUT, **theirs))
+                for factor in scatter
+            ],
+        )
+        assert (found[0], said in found[1][0]) == (verdict, True), found
 
 
 def test_another_mode_proves_no_table(home: Path, ab: Ab, monkeypatch: pytest.MonkeyPatch) -> None:

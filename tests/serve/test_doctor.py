@@ -77,9 +77,8 @@ OURS, VENDORS = f"/x/{TUNER_NAME}", f"/x/{VENDOR_NAME}"
 STRAY = {"LD_LIBRARY_PATH": "/stray"}
 
 
-@pytest.mark.parametrize(
-    ("env", "status", "said"),
-    [
+def test_neighbours_can_be_kept() -> None:
+    for env, status, said in (
         ({}, OK, "none is set or found"),
         ({"TUNER_PLUGIN": "/opt/v.so"}, WARN, "asks it before ours"),
         ({"TUNER_PLUGIN": "/opt/v.so", "NEXT_TUNER": "/opt/v.so"}, OK, "asked before ours"),
@@ -91,15 +90,13 @@ STRAY = {"LD_LIBRARY_PATH": "/stray"}
         ({"TUNER_PLUGIN": VENDORS, "NEXT_TUNER": "v.so"} | STRAY, OK, f"ours, {VENDORS}: "),
         ({"PROFILER_PLUGIN": "/opt/p.so"}, OK, "it stays, and on NCCL 2.27"),
         ({"PROFILER_PLUGIN": "/opt/p.so", "MODE": "adaptive"}, WARN, "calls none but ours"),
-    ],
-)
-def test_neighbours_can_be_kept(env: dict[str, str], status: CheckStatus, said: str) -> None:
-    before = {"MODE": "DYNAMICCL_", "NEXT_TUNER": "DYNAMICCL_", "LD_LIBRARY_PATH": ""}
-    full = {before.get(name, "NCCL_") + name: value for name, value in env.items()}
-    machine = NOTHING.holding("/stray/libnccl-tuner.so", "").with_env(**full)
-    role = "profiler" if "PROFILER_PLUGIN" in env else "tuner"
-    check = found(machine)[f"NCCL's {role}"]
-    assert (check.status, said in f"{check.found}: {check.advice}") == (status, True)
+    ):
+        before = {"MODE": "DYNAMICCL_", "NEXT_TUNER": "DYNAMICCL_", "LD_LIBRARY_PATH": ""}
+        full = {before.get(name, "NCCL_") + name: value for name, value in env.items()}
+        machine = NOTHING.holding("/stray/libnccl-tuner.so", "").with_env(**full)
+        role = "profiler" if "PROFILER_PLUGIN" in env else "tuner"
+        check = found(machine)[f"NCCL's {role}"]
+        assert (check.status, said in f"{check.found}: {check.advice}") == (status, True)
 
 
 def test_key_is_a_secret(

@@ -263,7 +263,7 @@ def test_a_damaged_schedule_is_refused(lab: Lab) -> None:
 #: Of SMALL: two warm-up runs, two sizes, three configs (RING, TREE, ABSTAIN), four blocks.
 RUNS, SIZES, CONFIGS, BLOCKS = 48, 48 + 2 * 16, 48 + 2 * 16 + 2 * 8, 48 + 2 * 16 + 2 * 8 + 3 * 8
 #: Where, how and what -> what is out of range.
-SPOILT = (
+SPOILT: tuple[tuple[int, str, tuple[Any, ...], str], ...] = (
     (8, "<I", (0, 2), "its format version is another"),
     *((at, "<i", (0, -1), "a number in its header") for at in (12, 16, 24, 28, 36, 40, 44)),
     *((at, "<i", (-1, 5000), "a number in its header") for at in (12, 20, 24, 32, 36, 44)),
