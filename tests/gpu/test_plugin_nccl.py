@@ -78,9 +78,7 @@ def run_adaptive_job(root: Path, plugin: Path, ranks: int) -> Job:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_all_ranks_switch_at_the_same_calls(
-    ranks: int, tmp_path: Path, adaptive_path: Path
-) -> None:
+def test_ranks_switch_at_the_same_calls(ranks: int, tmp_path: Path, adaptive_path: Path) -> None:
     skip_without_nccl((2, 28))
     job = run_adaptive_job(tmp_path, adaptive_path, ranks)
     job.assert_loaded()

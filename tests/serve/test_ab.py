@@ -75,9 +75,7 @@ def ab_fixture(home: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Ab:
     return run
 
 
-def test_a_faster_job_keeps_its_artifact(
-    home: Path, plugin_path: Path, shell: Shell, ab: Ab
-) -> None:
+def test_a_faster_job_keeps_artifact(home: Path, plugin_path: Path, shell: Shell, ab: Ab) -> None:
     done, found = ab("0.09", "0.10", "")
     assert done.code == 0, done.err
     assert found["verdict"] == "faster"

@@ -178,7 +178,7 @@ def test_an_artifact_that_lost_a_table_is_no_policy(copied: Path, shell: Shell) 
     assert "a policy has none" in refused(shell("dynamiccl-deploy", "explain", copied), 2)
 
 
-def test_what_is_refused_is_not_left(
+def test_refused_and_killed_exports_go(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed = tmp_path / f"{WRITING}killed"

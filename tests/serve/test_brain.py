@@ -237,9 +237,7 @@ def test_a_tuner_that_is_started_anew_goes_on_from_the_table_in_force(hinted: Ar
 
 @pytest.mark.parametrize("policy", ["autoccl", "search"])
 @pytest.mark.parametrize(("first_bin", "num_bins"), [(FIRST_BIN - 4, NUM_BINS), (FIRST_BIN, 4)])
-def test_a_table_of_other_bins_is_dropped(
-    first_bin: int, num_bins: int, policy: str, hinted: Artifact
-) -> None:
+def test_tables_of_other_bins(first_bin: int, num_bins: int, policy: str, hinted: Artifact) -> None:
     rows = [[Config(Algorithm.Ring, Protocol.LL128)] * num_bins] * 5
     found = DecisionTable.from_configs(rows, num_nodes=1, num_ranks=8, first_bin=first_bin)
     last = task(SIZES[-1], 5.0, 5.1)
@@ -261,7 +259,7 @@ def test_a_tuner_waits_for_new_calls_and_for_its_table_to_be_in_force(hinted: Ar
     assert brain.decide(CONFIG, History((task(1 << 40, 5.0, 5.0, 5.0),), probe)) is None
 
 
-def test_a_trigger_tells_of_slow_calls(
+def test_an_artifacts_trigger_tells_a_tuner_of_slow_calls(
     hinted: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alarms: list[object] = []

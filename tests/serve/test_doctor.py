@@ -99,9 +99,7 @@ def test_neighbours_can_be_kept() -> None:
         assert (check.status, said in f"{check.found}: {check.advice}") == (status, True)
 
 
-def test_key_is_a_secret(
-    plugin_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_is_secret(plugin_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key, link, short, shown = (tmp_path / name for name in ("key", "link", "short", "shown"))
     link.symlink_to(key)
     for path, text, mode in ((key, "x" * 32, 0o600), (short, "x", 0o600), (shown, "x" * 32, 0o640)):
@@ -153,7 +151,7 @@ def test_command_knows_a_bound_machine_and_an_unknown_one(
     assert "lacks policy.pt" in shell(*doctor).out
 
 
-def test_without_nccl_it_knows_less(
+def test_command_without_an_nccl_knows_less(
     artifact: Path, plugin_path: Path, shell: Shell, tmp_path: Path
 ) -> None:
     (tmp_path / "libnccl.so.2").write_text("not a library")

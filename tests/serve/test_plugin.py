@@ -164,9 +164,7 @@ def test_size_bins_agree_with_python_bit_for_bit(plugin: TunerPlugin, tmp_path: 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("num_nodes", [1, 2])
-def test_answers_are_the_laws(
-    version: int, num_nodes: int, plugin: TunerPlugin, tmp_path: Path
-) -> None:
+def test_answers_by_law(version: int, num_nodes: int, plugin: TunerPlugin, tmp_path: Path) -> None:
     random = np.random.default_rng(100 * version + num_nodes)
     table = random_table(
         random, num_nodes=num_nodes, num_ranks=8 * num_nodes, first_bin=20, num_bins=120

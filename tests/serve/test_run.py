@@ -177,9 +177,7 @@ def opt_fixture(tmp_path: Path) -> Path:
     ("named", "asked"),
     [("ib,ofi", "libnccl-net-ofi.so"), ("{opt}/libnccl-net-ofi.so",) * 2, (None, "libnccl-net.so")],
 )
-def test_a_network_plugins_tuner_is_asked(
-    named: str | None, asked: str, run: Runner, opt: Path
-) -> None:
+def test_a_network_plugin_is_asked(named: str | None, asked: str, run: Runner, opt: Path) -> None:
     (opt / "libnccl-net.so").symlink_to("libnccl-net-ofi.so")
     asked = asked.format(opt=opt)
     env = {"LD_LIBRARY_PATH": f":/nowhere:{opt}"}
@@ -221,7 +219,7 @@ def test_libraries_that_nccl_loads_unasked_keep_their_places(run: Runner, opt: P
          "a GPU or NIC of this machine cannot be read"),
     ],
 )  # fmt: skip
-def test_without_a_table_the_command_runs(
+def test_what_keeps_it_from_a_table_is_a_problem_and_the_command_runs(
     spoil: Callable[[Path], object], said: str, run: Runner
 ) -> None:
     spoil(run.home)

@@ -294,9 +294,7 @@ class InPython:
 
 
 @pytest.mark.parametrize("calls", [400, pytest.param(5_000, marks=pytest.mark.soak)])
-def test_all_keep_one_state_for_a_job(
-    calls: int, stateful: Artifact, torch_build_dir: Path
-) -> None:
+def test_all_keep_one_state(calls: int, stateful: Artifact, torch_build_dir: Path) -> None:
     """Two jobs: each begins from zero. Floats of other libraries may tie."""
     differing, asked, remembered = np.zeros(2), 0, 0
     artifact = stateful.directory
@@ -491,9 +489,7 @@ def test_a_trigger_needs_its_facts(trigger: Path, small_artifact: Artifact, tmp_
         export_artifact(policy, tmp_path / "artifact", run / "trigger.pt")
 
 
-def test_a_policys_trigger_is_exported(
-    small_artifact: Artifact, trigger: Path, tmp_path: Path
-) -> None:
+def test_own_trigger_is_exported(small_artifact: Artifact, trigger: Path, tmp_path: Path) -> None:
     policy = Path(shutil.copytree(small_artifact.directory.parent / "policy", tmp_path / "policy"))
     shutil.copy(trigger, policy)
     manifest = replace(small_artifact.manifest, trigger={"usual_scale": 0.1})

@@ -121,9 +121,7 @@ def play(communicator: Communicator, schedule: Schedule, costs: CostTable = ALL)
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("collective", TUNED, ids=lambda c: c.wire)
 @pytest.mark.parametrize("num_nodes", [1, 2])
-def test_each_call_gets_its_config(
-    version: int, collective: Collective, num_nodes: int, lab: Lab
-) -> None:
+def test_calls_get_configs(version: int, collective: Collective, num_nodes: int, lab: Lab) -> None:
     random = np.random.default_rng([version, collective, num_nodes])
     schedule = random_schedule(random, collective, num_nodes=num_nodes, chunks=version >= 6)
     forced: list[set[bool]] = [set() for _ in range(schedule.num_blocks)]

@@ -131,7 +131,7 @@ def test_theirs_alone_where_ours_is_switched_off(
     assert (both.counts.inits, both.counts.finalized) == (RANKS, RANKS)
 
 
-def test_chunks_are_theirs(
+def test_chunk_sizes_are_theirs(
     behind: Callable[[str | None], Behind], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = behind("v6")

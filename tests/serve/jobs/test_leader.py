@@ -116,9 +116,7 @@ def test_a_file_system_that_stalls_delays_no_stop(adaptive: Adaptive, tmp_path: 
         pytest.param(Algorithm.NVLS, Protocol.Simple, id="own-is-slow"),
     ],
 )
-def test_the_guard_withdraws_what_is_slower(
-    algorithm: Algorithm, protocol: Protocol, adaptive: Adaptive
-) -> None:
+def test_the_guard_withdraws(algorithm: Algorithm, protocol: Protocol, adaptive: Adaptive) -> None:
     calls_dir = adaptive.setting.root / "calls"
     played = adaptive(
         environment=SAMPLED | {"DYNAMICCL_CALLS_DIR": str(calls_dir)},
@@ -310,7 +308,7 @@ def is_ring_simple(config: Config | None) -> bool:
         *(("search", "400"), ("autoccl", "400")),
     ],
 )
-def test_a_search_drives_a_job(
+def test_a_search_drives_a_job_and_what_it_found_comes_into_force(
     policy: str, probe_calls: str, adaptive: Adaptive, hinted: Path
 ) -> None:
     recorder = Recorder(hinted, policy)

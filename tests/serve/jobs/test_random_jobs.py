@@ -111,9 +111,7 @@ def assert_lawful_at_random(seed: int, library: str, build: Path, directory: Pat
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_random_job_is_lawful(
-    library: str, seed: int, job_build_dir: Path, tmp_path: Path
-) -> None:
+def test_random_job_is_lawful(library: str, seed: int, job_build_dir: Path, tmp_path: Path) -> None:
     assert_lawful_at_random(seed, library, job_build_dir, tmp_path)
 
 

@@ -26,7 +26,7 @@ from tests.serve.jobs.setting import JOB
     ],
     ids=["one-node", "two-nodes", "captured", "opposite-order"],
 )
-def test_probes_switch(
+def test_probes_switch_there_and_back(
     options: tuple[str, ...], named: dict[str, Any], least: int, adaptive: Adaptive
 ) -> None:
     """NCCL's own choice for a moment, again and again; the table is there from call 0."""
@@ -167,7 +167,7 @@ def test_without_an_arbiter_the_table_stays(adaptive: Adaptive) -> None:
 @pytest.mark.parametrize(
     ("percent", "calls", "most", "least"), [("0.1", 6000, 3, 0), ("100", 2000, 1000, 5)]
 )
-def test_stops_take_little_time(
+def test_stops_take_no_more_time_than_they_may(
     percent: str, calls: int, most: int, least: int, adaptive: Adaptive
 ) -> None:
     """Ranks wait for each other at each stop, and in six seconds they may for 6 ms."""

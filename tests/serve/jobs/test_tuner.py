@@ -78,7 +78,7 @@ def test_all_ranks_have_the_table_from_call_0_or_all_abstain(what: str, tuner: T
 
 
 @pytest.mark.parametrize("library", [TUNER_NAME, VENDOR_NAME])
-def test_dynamiccl_runs_job_has_its_table(
+def test_a_job_that_dynamiccl_run_starts_has_its_table_from_call_0(
     library: str, tuner: Tuner, known: Path, tmp_path: Path
 ) -> None:
     """Also where the network plugin is a tuner, as AWS's is: that one is asked first."""
@@ -201,7 +201,7 @@ def test_what_is_left_of_a_jobs_former_round_has_communicators_of_its_own(tuner:
 
 
 @pytest.mark.parametrize("by_arbiter", [False, True], ids=["word", "arbiter"])
-def test_2000_ranks_need_few_descriptors(
+def test_two_thousand_ranks_with_few_descriptors(
     by_arbiter: bool, inits: Inits, tmp_path: Path, voting: Voting
 ) -> None:
     artifact = write_artifact(tmp_path / "large", FIRST, [(1, 2000)])
