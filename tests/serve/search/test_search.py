@@ -333,6 +333,16 @@ def test_decisions_that_take_effect_later_are_learned_from_all_the_same() -> Non
     assert TIMES[tuner.best(KEY)] <= 1.02 * TIMES[BEST]
 
 
+def test_age_takes_certainty_but_never_more_than_the_prior_had() -> None:
+    drawn, action = Prior.drawn(SPACE, SIZE_BYTES), SPACE.subspaces[1][0]
+    found = Belief(SPACE, drawn)
+    found.observe(action, SPACE.default, -0.2, 0.0001)
+    for _ in range(100):
+        found.age(0.5)
+    spread = found.gain_over(SPACE.default, np.array([action]))[1, 0]
+    assert spread == pytest.approx(drawn.covariance[action, action] ** 0.5)
+
+
 def test_what_ncclss_own_choice_runs_is_known_without_a_probe() -> None:
     drawn, twin = Prior.drawn(grid(default_runs=None), 1 << 20), SPACE.twin()
     assert twin == (SPACE.choices.index(RAN), True)
