@@ -127,47 +127,7 @@ def test_ranks_of_mpirun_meet_where_master_addr_says(
     assert is_gone(program.replace("dynamiccl-run", "dynamiccl-arbiter"), 1)
 
 
-#: As SHOW, but in the first attempt one rank fails when all have come, and the others wait.
-SHOW_LATER = f"""
-import os, pathlib, sys, time
-folder = pathlib.Path(os.environ["SEEN"])
-rank = os.environ["RANK"]
-if not (folder / rank).exists():
-    (folder / rank).touch()
-    while rank != "3" or len(list(folder.iterdir())) < 4:
-        time.sleep(0.1)
-    sys.exit(1)
-{SHOW}
-"""
-
-
-def test_ranks_that_torchrun_starts_again_meet_at_the_same_arbiter(
-    start: Start, program: str, tmp_path: Path
-) -> None:
-    """Each agent counts the failures of its own processes, and lives on with the arbiter."""
-    pytest.importorskip("torch")
-    torchrun = (
-        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"),
-        *("--max-restarts=2", "--monitor-interval=0.2", "--rdzv-id=7"),
-        *("--rdzv-backend=c10d", "--rdzv-endpoint=10.78.0.1:29500"),
-    )
-    # torchrun asks for its host's name. Who has rank 0 is drawn, and called by that name, which has
-    # an address that nobody has, too.
-    hosts = tmp_path / "hosts"
-    hosts.write_text("10.78.0.99 n1\n10.78.0.99 n2\n10.78.0.1 n1\n10.78.0.2 n2\n")
-    rank = f"{program} python3 -c '{SHOW_LATER.replace(chr(39), chr(34))}'"
-    script = f'mount --bind {hosts} /etc/hosts && exec "$@" --no-python {rank}'
-    (tmp_path / "seen").mkdir()
-    agent = ("unshare", "--mount", "sh", "-c", script, "sh", *torchrun)
-    srun = ("srun", "-N2", "--ntasks-per-node=1", *agent)
-    shown = start(*srun, SEEN=str(tmp_path / "seen"))
-    assert meets(shown), shown
-    assert is_gone(program.replace("dynamiccl-run", "dynamiccl-arbiter"), 1)
-
-
-def test_a_batch_script_is_no_rank_nor_is_what_starts_the_ranks(
-    slurm: Slurm, program: str, tmp_path: Path
-) -> None:
+def test_a_batch_script_is_no_rank(slurm: Slurm, program: str, tmp_path: Path) -> None:
     """Around srun it prepares one host, and the others' ranks see that they were not."""
     script, out, show = tmp_path / "job.sh", tmp_path / "out", SHOW.replace("'", '"')
     options = ("--wait", "-N2", "--ntasks-per-node=2", f"--output={out}", f"--chdir={tmp_path}")

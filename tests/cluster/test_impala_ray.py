@@ -26,9 +26,7 @@ SOON = dict.fromkeys(
 
 
 @pytest.mark.soak
-def test_a_node_that_dies_costs_its_trajectories_and_not_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_node_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster_utils = pytest.importorskip("ray.cluster_utils", reason="no Ray (extra 'ray')")
     from dynamiccl.collect.simulated import simulate
 

@@ -92,9 +92,7 @@ def reports(done: Finished) -> list[dict[str, Any]]:
 
 
 @KINDS
-def test_variables_arrive_unchanged_on_every_rank_node_by_node(
-    kind: Any, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_arrive_whole(kind: Any, slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(GONE, "theirs")
     if kind == "srun":  # as in a job that was submitted with --export=NONE
         monkeypatch.setenv("SLURM_EXPORT_ENV", "NONE")

@@ -19,9 +19,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.soak]
 SETTINGS = ["steps=1200", "steps_per_epoch=20", "hidden_sizes=8", "num_members=1"]
 
 
-def test_elements_of_an_array_join_and_the_trial_of_a_cancelled_one_is_run_by_another(
-    slurm: Slurm, data_dir: Path, tmp_path: Path
-) -> None:
+def test_a_cancelled_elements_trial_is_run(slurm: Slurm, data_dir: Path, tmp_path: Path) -> None:
     folder = tmp_path / "my studies, 100%"
     folder.mkdir()
     client = MlflowClient(new_store(folder))

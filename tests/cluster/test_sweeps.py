@@ -13,9 +13,7 @@ import polars as pl
 import pytest
 
 from dynamiccl.collect.batch import script_path
-from dynamiccl.collect.health import examine
 from dynamiccl.collect.journal import COMPLETE, progress_on_disk
-from dynamiccl.collect.sweep import GroupShape, Sizes, load_sweep, sweep_text
 from dynamiccl.datasets import store
 from dynamiccl.simulator.system import Group
 from tests.cluster.slurm import Slurm, wait_until
@@ -120,9 +118,7 @@ exec "{folder}/good/${{0##*/}}" "$@"
 """
 
 
-def test_a_node_whose_launches_always_die_ends_the_sweep_until_it_is_mended(
-    slurm: Slurm, folder: Path, sweep_path: Path
-) -> None:
+def test_a_broken_node_ends_the_sweep(slurm: Slurm, folder: Path, sweep_path: Path) -> None:
     """Each config was blamed, and `--resume` had nothing left to measure."""
     shutil.copytree(folder / "bin", folder / "good", symlinks=True)
     for program in (folder / "bin").glob("*_perf"):
@@ -138,33 +134,6 @@ def test_a_node_whose_launches_always_die_ends_the_sweep_until_it_is_mended(
     (folder / "broken").unlink()
     slurm.run([*salloc, *command(folder, "--resume")], environment(), timeout_s=120)
     assert "failed" not in check_picks(folder, SMALL_PICKS)["status"].to_list()
-
-
-def test_the_example_for_health_names_the_slow_gpus_pairs(slurm: Slurm, folder: Path) -> None:
-    # The sixth process is GPU 1 of the third node; all its communicators are slow. Each launch
-    # between three nodes leaves one over.
-    example = load_sweep(ROOT / "examples" / "health.toml").file
-    groups = tuple(
-        GroupShape(num_nodes=3, ranks_per_node=2, split=split, spare=split != "AND 0x6")
-        for split in ("AND 0x6", "AND 0x5", "AND 0x3")
-    )
-    update = {
-        "groups": groups,
-        "sizes": Sizes(min=1 << 18, max=1 << 19),
-        "iterations": 5,
-        "small_iterations": 5,
-        "telemetry": example.telemetry.model_copy(update={"enabled": False}),
-    }
-    (folder / "sweep.toml").write_text(sweep_text(example.model_copy(update=update)))
-    slow = {"FAKE_SLOW": "5:1.5", "FAKE_NOISE": "0.005"}
-    salloc = ["salloc", "-N3", "--ntasks-per-node=2", "--exclusive"]
-    slurm.run([*salloc, *command(folder)], environment(**slow), timeout_s=120)
-    report = examine(store.read(folder / "out"), least=0.05)
-    assert report["nodes"] == 3
-    [pair, link] = sorted(report["findings"], key=lambda one: one["kind"], reverse=True)
-    # It has one partner inside its node of two GPUs, and one on the other nodes.
-    assert (pair["kind"], pair["where"]) == ("pair", "n3 GPU 0-1")
-    assert (link["kind"], link["where"]) == ("link", "n1 - n3 GPU 1")
 
 
 class Batch:
@@ -284,19 +253,7 @@ def test_after_a_dead_node_it_is_queued_again_to_the_end(batch: Batch) -> None:
     assert set(found["exclusive_node"]) == {False}  # it did not ask for --exclusive
 
 
-@pytest.mark.soak
-def test_time_limits_end_no_sweep(batch: Batch) -> None:
-    # Slurm looks at limits every 30 s (slurmctld's PERIODIC_TIMEOUT).
-    batch.play(FAKE_SECONDS_PER_ROW="2")
-    number = batch.begin('["--time=1", "--signal=B:USR1@30"]', cycles=4)
-    batch.requeued(number)
-    batch.complete()
-    assert [*batch.logs()] == [number]
-
-
-def test_a_budget_is_spent_once_by_all_the_jobs_of_a_sweep_where_there_are_no_locks(
-    batch: Batch, tmp_path: Path
-) -> None:
+def test_jobs_without_locks_spend_a_budget_once(batch: Batch, tmp_path: Path) -> None:
     """What is preloaded makes flock fail in every process, as on Lustre without `-o flock`.
 
     The first job is requeued; then it may no longer be, and another follows. Each takes over from

@@ -1,11 +1,7 @@
 """Calls the built plugin from Python as NCCL calls it, without NCCL and without a GPU.
 
-Used by the demo and the tests. `TunerPlugin.communicator` is one NCCL communicator: `init` of one
-rank or of all, any number of `ask` of the first, `finalize`. The layouts are those of
-`serve/plugin/nccl/tuner_abi.h`, per version (`src/plugin/tuner.cc` v2.30.7-1 and its forebears).
-
-The logger is variadic in C. The plugin formats its line itself and passes it as the one argument of
-"%s", so a callback with six fixed arguments receives it on x86-64 and on 64-bit Arm Linux.
+`TunerPlugin.communicator` is one NCCL communicator: `init` of one rank or of all, any number of
+`ask` of the first, `finalize`. The layouts are those of `tests/tuner_abi.py`.
 
 All ranks may be threads of this process. They agree as in a job, by a word of shared memory. Only
 NCCL is a stand-in: a library that says one version.
@@ -35,58 +31,10 @@ from dynamiccl.nccl import TUNER_ABI_SINCE, Algorithm, Collective, Protocol
 from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.table import DecisionTable, relative_path
 from tests.serve.tables import Answer, CostTable, answer_of
+from tests.tuner_abi import CONSTANTS, LOGGER, NvlDomains, ProfilerV4, tuner_struct
 
-_INT_OUT: Final = ctypes.POINTER(ctypes.c_int)
-_SIZE_OUT: Final = ctypes.POINTER(ctypes.c_size_t)
-_LOGGER: Final = ctypes.CFUNCTYPE(
-    None,
-    *(ctypes.c_int, ctypes.c_ulong, ctypes.c_char_p),
-    *(ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p),
-)
 #: Of all communicators of this process: a tuner takes one of a known id for the same one.
 _IDS: Final = itertools.count(1)
-#: `ncclTunerConstants_v5_t`: baseLatencies[7][3], hwLatencies[3][7][3], five tables [4][3].
-_CONSTANTS: Final = ctypes.c_double * (7 * 3 + 3 * 7 * 3 + 5 * 4 * 3)
-
-
-class _NvlDomains(ctypes.Structure):
-    """`ncclNvlDomainInfo_v5_t`."""
-
-    _fields_ = (("number", ctypes.c_int), ("min_ranks", ctypes.c_int), ("max_ranks", ctypes.c_int))
-
-
-def _struct_of(version: int) -> type[ctypes.Structure]:
-    """`ncclTuner_v<version>_t`."""
-    context_out = ctypes.POINTER(ctypes.c_void_p)
-    init: tuple[Any, ...]
-    shape = (ctypes.c_size_t, ctypes.c_size_t, _LOGGER)
-    if version >= 5:
-        domains = ctypes.POINTER(_NvlDomains)
-        init = (context_out, ctypes.c_uint64, *shape, domains, ctypes.c_void_p)
-    else:
-        init = (*shape, context_out)
-    ask: tuple[Any, ...] = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
-    ask += (ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int, _INT_OUT)
-    fields: list[tuple[str, Any]] = [
-        ("name", ctypes.c_char_p),
-        ("init", ctypes.CFUNCTYPE(ctypes.c_int, *init)),
-        ("ask", ctypes.CFUNCTYPE(ctypes.c_int, *ask)),
-        ("finalize", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)),
-    ]
-    if version >= 6:
-        part = (*ask[:3], ctypes.c_int, ctypes.c_int, ctypes.c_int, _SIZE_OUT)
-        fields.append(("get_chunk_size", ctypes.CFUNCTYPE(ctypes.c_int, *part)))
-    return type(f"TunerV{version}", (ctypes.Structure,), {"_fields_": fields})
-
-
-class _ProfilerV4(ctypes.Structure):
-    """`ncclProfiler_v4_t`, as far as `init`."""
-
-    _told = (ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_int, ctypes.c_int, _LOGGER)
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("init", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), _INT_OUT, *_told)),
-    )
 
 
 class Communicator:
@@ -148,7 +96,7 @@ class TunerPlugin:
         self._structs: dict[int, Any] = {}
         for version in TUNER_ABI_SINCE:
             with contextlib.suppress(ValueError):  # it does not export this one
-                struct = _struct_of(version).in_dll(self._library, f"ncclTunerPlugin_v{version}")
+                struct = tuner_struct(version).in_dll(self._library, f"ncclTunerPlugin_v{version}")
                 self._structs[version] = struct
 
     @contextlib.contextmanager
@@ -172,7 +120,7 @@ class TunerPlugin:
         (`serve/plugin/sweep/player.cpp`).
         """
         struct, comm_id = self._structs[version], next(_IDS)
-        domains = _NvlDomains(num_nodes, *ranks_per_domain) if ranks_per_domain else None
+        domains = NvlDomains(num_nodes, *ranks_per_domain) if ranks_per_domain else None
         contexts = [ctypes.c_void_p() for _ in range(num_ranks if all_ranks else 1)]
         communicator = Communicator(struct, contexts[0])
 
@@ -181,18 +129,18 @@ class TunerPlugin:
                 self._tell_profiler(comm_id, num_nodes, num_ranks)
             reference, shape = ctypes.byref(context), (num_ranks, num_nodes, logger)
             # NCCL always has constants, and NVIDIA's example changes them.
-            v5 = (reference, comm_id, *shape, domains, _CONSTANTS())
+            v5 = (reference, comm_id, *shape, domains, CONSTANTS())
             return int(struct.init(*(v5 if version >= 5 else (*shape, reference))))
 
         def keep(*arguments: Any) -> None:
             communicator.lines.append(arguments[-1].decode(errors="replace"))
 
-        logger = _LOGGER(keep)
+        logger = LOGGER(keep)
         changed = {**os.environ, **(environment or {})}
         kept = {name: value for name, value in changed.items() if value is not None}
         with patch.dict(os.environ, kept, clear=True):
             others = [
-                threading.Thread(target=init, args=(context, _LOGGER())) for context in contexts[1:]
+                threading.Thread(target=init, args=(context, LOGGER())) for context in contexts[1:]
             ]
             for other in others:
                 other.start()
@@ -211,8 +159,8 @@ class TunerPlugin:
     def _tell_profiler(self, *told: int) -> None:
         """Call the profiler's `init`, as NCCL 2.27 does before a tuner's, on its thread."""
         mask, ignored = ctypes.c_int(0), ctypes.c_void_p()
-        profiler = _ProfilerV4.in_dll(self._library, "ncclProfiler_v4")
-        profiler.init(ctypes.byref(ignored), ctypes.byref(mask), b"", *told, 0, _LOGGER())
+        profiler = ProfilerV4.in_dll(self._library, "ncclProfiler_v4")
+        profiler.init(ctypes.byref(ignored), ctypes.byref(mask), b"", *told, 0, LOGGER())
 
 
 # --- All ranks in this process ---

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dynamiccl.serve.ab import Launch, conclude, environment_of, is_worse, step_of
+from dynamiccl.serve.ab import Launch, conclude, environment_of, is_worse, step_of, tables_in
 from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.install import install
 from tests.cli.conftest import Done, Shell
@@ -33,8 +33,6 @@ if ours and what == "hang":
 if ours and os.environ["NCCL_DEBUG"] == "INFO" and "INIT" in os.environ["NCCL_DEBUG_SUBSYS"]:
     acts = "the artifact's table, from call 0: it acts in %d of 405 size bins"
     tables = [acts % 37, acts % 37, "NCCL's own choice stands: a rank left"]
-    if what == "nowhere":
-        tables = [acts % 0, "NCCL's own choice stands: a rank left", acts % 0]
     for comm, told in enumerate(tables if what != "mute" else ()):
         for rank in range(4 if comm < 2 else 8):
             head = "n1:%d:%d [%d] NCCL INFO DYNAMICCL: " % (9, 9 + rank, rank)
@@ -77,9 +75,7 @@ def ab_fixture(home: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Ab:
     return run
 
 
-def test_a_faster_job_is_told_and_the_artifact_stays(
-    home: Path, plugin_path: Path, shell: Shell, ab: Ab
-) -> None:
+def test_a_faster_job_keeps_artifact(home: Path, plugin_path: Path, shell: Shell, ab: Ab) -> None:
     done, found = ab("0.09", "0.10", "")
     assert done.code == 0, done.err
     assert found["verdict"] == "faster"
@@ -117,9 +113,7 @@ def test_neither_arm_has_the_warmer_machine(ab: Ab, home: Path) -> None:
     assert firsts == {"with", "without"}
 
 
-def test_the_same_line_twice_keeps_both_outcomes_and_a_named_one_stays(
-    home: Path, ab: Ab, shell: Shell, tmp_path: Path
-) -> None:
+def test_the_same_line_twice_keeps_both(home: Path, ab: Ab, shell: Shell, tmp_path: Path) -> None:
     for count in (1, 2):
         time.sleep(1.0)  # a folder's name has the second
         done = shell(*line(home, "--pairs", 1), "0.1", "0.1", "quiet")
@@ -192,9 +186,8 @@ def cut(wall_s: float, lines: int, silent_s: float) -> dict[str, Any]:
     return {"wall_s": wall_s, "was_cut": True, "silent_s": silent_s, **steps}
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "pairs", "verdict", "said"),
-    [
+def test_what_is_concluded() -> None:
+    table: tuple[tuple[dict[str, Any], dict[str, Any], int, str, str], ...] = (
         ({}, {}, 1, "unknown", "one pair; an interval needs two"),
         ({}, {}, 4, "not worse", "step time +0.0% with DynamICCL (95% interval: +0.0% to +0.0%, 4"),
         ({"step_s": 0.09}, {}, 3, "faster", "step time -9.9%"),
@@ -218,45 +211,35 @@ def cut(wall_s: float, lines: int, silent_s: float) -> dict[str, Any]:
         # Lines come rarer than steps: it is the lines that are awaited.
         (RARELY | {"silent_s": 190.0}, RARELY, 2, "not worse", "step time"),
         (RARELY | {"silent_s": 250.0}, RARELY, 2, "fails", "in the last 250 of its 1200 s"),
-    ],
-)
-def test_what_is_concluded(
-    ours: dict[str, Any], theirs: dict[str, Any], pairs: int, verdict: str, said: str
-) -> None:
-    scatter = [1.0 + (0.001 * number if "step_s" in ours else 0.0) for number in range(pairs)]
-    if verdict == "not told apart":
-        scatter = [0.9, 1.1]
-    step_s = ours.get("step_s", 0.1)
-    found = conclude(
-        [
-            (replace(WITH, **ours | {"step_s": step_s * factor}), replace(WITHOUT, **theirs))
-            for factor in scatter
-        ],
     )
-    assert (found[0], said in found[1][0]) == (verdict, True), found
+    for ours, theirs, pairs, verdict, said in table:
+        scatter = [1.0 + (0.001 * number if "step_s" in ours else 0.0) for number in range(pairs)]
+        if verdict == "not told apart":
+            scatter = [0.9, 1.1]
+        step_s = ours.get("step_s", 0.1)
+        found = conclude(
+            [
+                (replace(WITH, **ours | {"step_s": step_s * factor}), replace(WITHOUT, **theirs))
+                for factor in scatter
+            ],
+        )
+        assert (found[0], said in found[1][0]) == (verdict, True), found
 
 
-def test_another_mode_proves_nothing_of_the_tables(
-    home: Path, ab: Ab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_mode_proves_no_table(home: Path, ab: Ab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYNAMICCL_MODE", "observe")
     done, _ = ab("0.05", "0.1", "", options=("--pairs", 2))
     assert done.code == 0, done.err
     assert not (home / "artifact" / "ab.json").exists()
 
 
-def test_where_no_table_acts_it_stops_and_says_so(home: Path, ab: Ab) -> None:
-    done, found = ab("0.1", "0.1", "nowhere")
-    assert (done.code, found["verdict"]) == (3, "not tested")
-    assert len(found["launches"]) <= 2
-    why = "(1 launches): the table for 8 ranks on 1 nodes acts at no size"
-    assert done.out.startswith(f"not tested: tables acted in 0 of 3 communicators {why}")
-    assert not (home / "artifact" / "ab.json").exists()
+def test_a_table_that_acts_at_no_size_has_not_acted() -> None:
+    told = "8 ranks on 1 nodes: the artifact's table, from call 0: it acts in 0 of 405 size bins"
+    why = "the table for 8 ranks on 1 nodes acts at no size"
+    assert tables_in([f"n1:9:9 [0] NCCL INFO DYNAMICCL: {told}"]) == (0, 1, why)
 
 
-def test_a_machine_that_the_artifact_does_not_know_is_named(
-    home: Path, artifact: Path, plugin_path: Path, ab: Ab
-) -> None:
+def test_an_unknown_machine_is_named(home: Path, artifact: Path, plugin_path: Path, ab: Ab) -> None:
     """By dynamiccl-run itself, whatever NCCL's log has: nothing of it is bound here."""
     replace(PluginIndex.read(artifact), systems={}).write(artifact)
     install(artifact, home, plugin_path)
@@ -266,25 +249,20 @@ def test_a_machine_that_the_artifact_does_not_know_is_named(
     assert why in done.out
 
 
-@pytest.mark.parametrize(
-    ("given", "debug", "subsystems"),
-    [
+def test_both_arms_have_what_shows_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_us = {"DYNAMICCL_MODE", "DYNAMICCL_ARTIFACT"}
+    for given, debug, subsystems in (
         ({}, "INFO", "INIT"),
         ({"NCCL_DEBUG": "WARN", "NCCL_DEBUG_SUBSYS": "NET"}, "INFO", "INIT"),
         ({"NCCL_DEBUG": "info", "NCCL_DEBUG_SUBSYS": "NET"}, "info", "NET,INIT"),
         ({"NCCL_DEBUG": "TRACE", "NCCL_DEBUG_FILE": "/tmp/%h"}, "TRACE", None),
         ({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "^INIT"}, "INFO", "^INIT"),
-    ],
-)
-def test_both_arms_have_what_shows_the_lines(
-    given: dict[str, str], debug: str, subsystems: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "environ", given | {"DYNAMICCL_MODE": "adaptive"})
-    with_us = {"DYNAMICCL_MODE", "DYNAMICCL_ARTIFACT"}
-    for arm, ours in (("with", with_us), ("without", {"DYNAMICCL_DISABLE"})):
-        found = environment_of(arm, Path("artifact"))
-        assert (found["NCCL_DEBUG"], found.get("NCCL_DEBUG_SUBSYS")) == (debug, subsystems)
-        assert found.keys() - {"NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "PYTHONUNBUFFERED"} == ours
+    ):
+        monkeypatch.setattr(os, "environ", given | {"DYNAMICCL_MODE": "adaptive"})
+        for arm, ours in (("with", with_us), ("without", {"DYNAMICCL_DISABLE"})):
+            found = environment_of(arm, Path("artifact"))
+            assert (found["NCCL_DEBUG"], found.get("NCCL_DEBUG_SUBSYS")) == (debug, subsystems)
+            assert found.keys() - {"NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "PYTHONUNBUFFERED"} == ours
 
 
 @pytest.mark.parametrize("what", ["endless", "stubborn"])
@@ -314,21 +292,17 @@ def test_ctrl_c_ends_the_job_and_keeps_what_there_is(what: str, home: Path) -> N
     assert subprocess.run(left, capture_output=True, check=False).stdout == b""
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+def test_wrong_usage_names_the_value(ab: Ab) -> None:
+    for options, said in (
         (("--pairs", "0"), "not '0'; see"),
         (("--step-time", "x"), "--step-time 'x' has no group"),
         (("--step-time", "("), "is no regular expression"),
         (("--seconds", "0"), "not '0'; see"),
         (("--home", "/nowhere"), "no dynamiccl-run in /nowhere/bin; give --home DIR, where"),
         (("--", "train.py"), "no program 'train.py'; give the job's command after --"),
-    ],
-)
-def test_wrong_usage_names_the_value(options: tuple[str, ...], said: str, ab: Ab) -> None:
-    done, _ = ab("0.1", "0.1", "", options=options)
-    assert done.code == 2
-    assert said in done.err
+    ):
+        done, _ = ab("0.1", "0.1", "", options=options)
+        assert (done.code, said in done.err) == (2, True), done
 
 
 def stopped(true: float, sigma: float, pairs: int, seed: int) -> bool:
@@ -349,15 +323,12 @@ def test_the_rule_rarely_rolls_back_what_is_as_fast_and_finds_what_is_slower() -
     assert sum(stopped(math.log(1.1), 0.03, 10, seed) for seed in range(200)) > 190
 
 
-@pytest.mark.parametrize(
-    ("line", "seconds"),
-    [
+def test_step_times_of_common_trainers_are_found() -> None:
+    for line, seconds in (
         ("elapsed time per iteration (ms): 123.4 | learning rate", 0.1234),
         ("step 7 step_time=0.250s loss 3.1", 0.25),
         ("{'step time': 250 ms}", 0.25),
         ("12%|#   | 3/25 [00:01<00:09, 2.50s/it]", 2.5),
         ("loss 3.1", None),
-    ],
-)
-def test_step_times_of_common_trainers_are_found(line: str, seconds: float | None) -> None:
-    assert step_of(line) == (None if seconds is None else pytest.approx(seconds))
+    ):
+        assert step_of(line) == (None if seconds is None else pytest.approx(seconds))

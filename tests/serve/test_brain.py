@@ -120,9 +120,9 @@ def test_question_is_read_as_it_was_written(small_artifact: Artifact, tmp_path: 
     assert "table" in json.loads(next(answers([line], CountingBrain)))
 
 
-@pytest.mark.parametrize(
-    ("spoil", "why"),
-    [
+def test_impossible_question_is_an_error(small_artifact: Artifact) -> None:
+    told = question_of(small_artifact.directory, CONFIG)
+    spoilt: tuple[tuple[dict[str, Any], str], ...] = (
         ({"artifact": "/none"}, "manifest.json"),
         ({"brain": []}, "unhashable"),
         ({"tasks": [[5, 80, 1, []]]}, "is in no table"),
@@ -131,17 +131,13 @@ def test_question_is_read_as_it_was_written(small_artifact: Artifact, tmp_path: 
         ({"tasks": [[4, 80, 1, [[1, 1, 77, 1, 1, -1]]]]}, "77 is not a valid Algorithm"),
         ({"tasks": [[4, 80, 1, [[1, 1]]]]}, "not enough values"),
         ({"table": "00"}, "the table"),
-    ],
-)
-def test_impossible_question_is_an_error(
-    spoil: dict[str, Any], why: str, small_artifact: Artifact
-) -> None:
-    told = question_of(small_artifact.directory, CONFIG)
-    lines = [json.dumps(told | spoil).encode(), json.dumps(told).encode()]
-    bad, good = (json.loads(line) for line in answers(lines, CountingBrain))
-    assert bad["number"] == good["number"] == 1
-    assert why in bad["error"]
-    assert "table" in good
+    )
+    for spoil, why in spoilt:
+        lines = [json.dumps(told | spoil).encode(), json.dumps(told).encode()]
+        bad, good = (json.loads(line) for line in answers(lines, CountingBrain))
+        assert bad["number"] == good["number"] == 1
+        assert why in bad["error"]
+        assert "table" in good
     for line in (b"", b"\xff", b"GET /", b"[1]", b"{}"):
         answer = json.loads(next(answers([line], CountingBrain)))
         assert (answer["number"], bool(answer["error"])) == (None, True)
@@ -241,9 +237,7 @@ def test_a_tuner_that_is_started_anew_goes_on_from_the_table_in_force(hinted: Ar
 
 @pytest.mark.parametrize("policy", ["autoccl", "search"])
 @pytest.mark.parametrize(("first_bin", "num_bins"), [(FIRST_BIN - 4, NUM_BINS), (FIRST_BIN, 4)])
-def test_a_table_in_force_of_other_bins_is_not_gone_on_with(
-    first_bin: int, num_bins: int, policy: str, hinted: Artifact
-) -> None:
+def test_tables_of_other_bins(first_bin: int, num_bins: int, policy: str, hinted: Artifact) -> None:
     rows = [[Config(Algorithm.Ring, Protocol.LL128)] * num_bins] * 5
     found = DecisionTable.from_configs(rows, num_nodes=1, num_ranks=8, first_bin=first_bin)
     last = task(SIZES[-1], 5.0, 5.1)
@@ -298,9 +292,7 @@ def test_an_artifacts_trigger_tells_a_tuner_of_slow_calls(
     assert [found[at] for at in (29, 34, 44, -1)] == [0, 1, 1, 2]
 
 
-def test_search_begins_with_the_artifacts_table_and_waits_for_calls(
-    small_artifact: Artifact,
-) -> None:
+def test_search_begins_with_the_table_and_waits_for_calls(small_artifact: Artifact) -> None:
     table = own_table(small_artifact)
     brain = POLICIES["search"](small_artifact)
     assert brain.decide(CONFIG, History((), None)) == table

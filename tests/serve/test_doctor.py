@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +30,19 @@ def found(machine: Machine, plugin: Path = Path("gone.so")) -> dict[str, Check]:
     return by_name(check_for_job(machine, plugin, nccl=Path("/n.so")))
 
 
-@pytest.mark.parametrize(
-    ("version", "status", "said"),
-    [
+def test_tables_act_under_releases_whose_source_was_read() -> None:
+    for version, status, said in (
         ("22304", FAIL, "our tuners need NCCL 2.24.0"),
         ("22403", WARN, "before NCCL 2.27.0 a tuner is not told which communicator it is"),
         ("22707", OK, "NCCL 2.27.7, /n.so"),
         ("23102", WARN, "every job keeps NCCL's own choice"),
-    ],
-)
-def test_tables_act_under_releases_whose_source_was_read(
-    version: str, status: CheckStatus, said: str
-) -> None:
-    machine = NOTHING.answering(sys.executable, "-c", ASK_VERSION, "/n.so", output=version)
-    check = found(machine)["libnccl"]
-    assert (check.status, said in check.found + check.advice) == (status, True)
+    ):
+        machine = NOTHING.answering(sys.executable, "-c", ASK_VERSION, "/n.so", output=version)
+        check = found(machine)["libnccl"]
+        assert (check.status, said in check.found + check.advice) == (status, True)
 
 
-def test_libraries_are_found_where_jobs_find_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_libraries_are_found_as_in_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = Path("gone.so")
     assert by_name(check_for_job(NOTHING, gone))["libnccl"].status is UNKNOWN
     machine = NOTHING.holding("/a/libnccl.so.2", "").with_env(LD_LIBRARY_PATH=":/nowhere:/a")
@@ -83,9 +77,8 @@ OURS, VENDORS = f"/x/{TUNER_NAME}", f"/x/{VENDOR_NAME}"
 STRAY = {"LD_LIBRARY_PATH": "/stray"}
 
 
-@pytest.mark.parametrize(
-    ("env", "status", "said"),
-    [
+def test_neighbours_can_be_kept() -> None:
+    for env, status, said in (
         ({}, OK, "none is set or found"),
         ({"TUNER_PLUGIN": "/opt/v.so"}, WARN, "asks it before ours"),
         ({"TUNER_PLUGIN": "/opt/v.so", "NEXT_TUNER": "/opt/v.so"}, OK, "asked before ours"),
@@ -97,22 +90,16 @@ STRAY = {"LD_LIBRARY_PATH": "/stray"}
         ({"TUNER_PLUGIN": VENDORS, "NEXT_TUNER": "v.so"} | STRAY, OK, f"ours, {VENDORS}: "),
         ({"PROFILER_PLUGIN": "/opt/p.so"}, OK, "it stays, and on NCCL 2.27"),
         ({"PROFILER_PLUGIN": "/opt/p.so", "MODE": "adaptive"}, WARN, "calls none but ours"),
-    ],
-)
-def test_neighbours_are_told_with_the_way_to_keep_them(
-    env: dict[str, str], status: CheckStatus, said: str
-) -> None:
-    before = {"MODE": "DYNAMICCL_", "NEXT_TUNER": "DYNAMICCL_", "LD_LIBRARY_PATH": ""}
-    full = {before.get(name, "NCCL_") + name: value for name, value in env.items()}
-    machine = NOTHING.holding("/stray/libnccl-tuner.so", "").with_env(**full)
-    role = "profiler" if "PROFILER_PLUGIN" in env else "tuner"
-    check = found(machine)[f"NCCL's {role}"]
-    assert (check.status, said in f"{check.found}: {check.advice}") == (status, True)
+    ):
+        before = {"MODE": "DYNAMICCL_", "NEXT_TUNER": "DYNAMICCL_", "LD_LIBRARY_PATH": ""}
+        full = {before.get(name, "NCCL_") + name: value for name, value in env.items()}
+        machine = NOTHING.holding("/stray/libnccl-tuner.so", "").with_env(**full)
+        role = "profiler" if "PROFILER_PLUGIN" in env else "tuner"
+        check = found(machine)[f"NCCL's {role}"]
+        assert (check.status, said in f"{check.found}: {check.advice}") == (status, True)
 
 
-def test_key_must_be_a_secret(
-    plugin_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_is_secret(plugin_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key, link, short, shown = (tmp_path / name for name in ("key", "link", "short", "shown"))
     link.symlink_to(key)
     for path, text, mode in ((key, "x" * 32, 0o600), (short, "x", 0o600), (shown, "x" * 32, 0o640)):
@@ -176,32 +163,24 @@ def test_command_without_an_nccl_knows_less(
     assert "give the whole --fingerprint" in shell("dynamiccl-deploy", "bind", *options).err
 
 
-@pytest.mark.parametrize(
-    ("says", "machine_said", "key_status"),
-    [
-        (None, "printed no facts: hello", UNKNOWN),
-        ({"key_problem": None}, "is of another release; install it again", UNKNOWN),
-        ({"machine_problem": "no GPU", "artifact_problem": "others may"}, "no GPU", FAIL),
-    ],
-)
-def test_key_is_told_of_whatever_the_probe_knows(
-    says: dict[str, str | None] | None,
-    machine_said: str,
-    key_status: CheckStatus,
-    plugin_path: Path,
-) -> None:
+def test_key_is_told_of_whatever_the_probe_knows(plugin_path: Path) -> None:
     names = ("machine", "machine_problem", "systems", "artifact_problem", "key_problem")
-    facts = dict.fromkeys(names, "") | {"key_problem": "it is short"} | (says or {})
-    facts = {name: fact for name, fact in facts.items() if fact is not None}
-    told = "hello" if says is None else json.dumps(facts)
+    whole = dict.fromkeys(names, "") | {"key_problem": "it is short"}
+    lacks = {name: "" for name in names if name != "key_problem"}
+    refused = whole | {"machine_problem": "no GPU", "artifact_problem": "others may"}
     probe = str(plugin_path.parent / "dynamiccl-prepare")
-    machine = replace(HEALTHY, runs={(probe, "--facts"): ProgramResult(0, f"{told}\n")})
-    checks = found(machine, plugin_path)
+    for told, machine_said, key_status in (
+        ("hello", "printed no facts: hello", UNKNOWN),
+        (json.dumps(lacks), "is of another release; install it again", UNKNOWN),
+        (json.dumps(refused), "no GPU", FAIL),
+    ):
+        machine = replace(HEALTHY, runs={(probe, "--facts"): ProgramResult(0, f"{told}\n")})
+        checks = found(machine, plugin_path)
+        assert machine_said in checks["machine"].found
+        assert [checks[name].status for name in ("machine", "key")] == [UNKNOWN, key_status]
+        # The machine may be unknown, and the index refused all the same.
+        assert ("index" in checks) == (key_status is FAIL)
     assert "no dynamiccl-prepare beside" in found(HEALTHY, Path("x.so"))["machine"].found
-    assert machine_said in checks["machine"].found
-    assert [checks[name].status for name in ("machine", "key")] == [UNKNOWN, key_status]
-    # The machine may be unknown, and the index refused all the same.
-    assert ("index" in checks) == (key_status is FAIL)
 
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -234,49 +213,35 @@ def gpu(root: Path, number: int, model: str = H100, *, excluded: str = "No") -> 
     )
 
 
-def dgx(root: Path) -> None:
+def dgx(root: Path, mig: str = "") -> None:
     for number in range(8):
         gpu(root, number)
         sysfs.infiniband(root / "sys", f"mlx5_{number}")
+    for name in ("mig/config", f"gpu3/mig/{mig}") if mig else ():
+        (root / "proc/driver/nvidia/capabilities" / name).mkdir(parents=True)
 
 
 def two_models(root: Path) -> None:
-    gpu(root, 1, "NVIDIA L4")
-    gpu(root, 2, "NVIDIA A10")
-    gpu(root, 3, "NVIDIA L4")
+    for number, model in enumerate(("NVIDIA L4", "NVIDIA A10", "NVIDIA L4")):
+        gpu(root, number, model)
     gpu(root, 4, "NVIDIA B200", excluded="Yes")
     sysfs.efa(root / "sys", "rdmap0")
 
 
-def mig(root: Path, instances: str = "gi2/ci0") -> None:
-    dgx(root)
-    for name in ("mig/config", f"gpu3/mig/{instances}"):
-        (root / "proc/driver/nvidia/capabilities" / name).mkdir(parents=True)
-
-
-def mig_off(root: Path) -> None:
-    mig(root, "")
-
-
 def slow_and_dead_ports(root: Path) -> None:
     gpu(root, 0)
-    sysfs.infiniband(root / "sys", "mlx5_0", layer="Ethernet")
-    sysfs.infiniband(root / "sys", "mlx5_1", layer="Ethernet")
-    sysfs.infiniband(root / "sys", "mlx5_2", state="1: DOWN")
-    storage = sysfs.infiniband(root / "sys", "mlx5_3")
-    (storage / "rate").write_text("2.5 Gb/sec (1X SDR)\n")
-    odd = sysfs.infiniband(root / "sys", "mlx5_4")
-    (odd / "rate").write_text("unknown\n")
+    for number, told in enumerate(({"layer": "Ethernet"},) * 2 + ({"state": "1: DOWN"},)):
+        sysfs.infiniband(root / "sys", f"mlx5_{number}", **told)
+    for number, rate in ((3, "2.5 Gb/sec (1X SDR)"), (4, "unknown")):  # one is for storage
+        sysfs.write(sysfs.infiniband(root / "sys", f"mlx5_{number}"), rate=rate)
 
 
 def sockets(root: Path) -> None:
     gpu(root, 0, 'Odd; "na\\me" = 1*2+3')
-    sysfs.ethernet(root / "sys", "eth0", speed=25000, hardware=True)
-    sysfs.ethernet(root / "sys", "eth1", speed=100000, hardware=True)
-    sysfs.ethernet(root / "sys", "eth2", speed=100000, hardware=True)
+    for name, speed in (("eth0", 25000), ("eth1", 100000), ("eth2", 100000), ("lo", 800000)):
+        sysfs.ethernet(root / "sys", name, speed=speed, hardware=True)
     sysfs.ethernet(root / "sys", "docker0", speed=400000)
-    sysfs.ethernet(root / "sys", "lo", speed=800000, hardware=True)
-    (root / "sys/class/net/bonding_masters").write_text("bond0\n")
+    sysfs.write(root / "sys", class__net__bonding_masters="bond0")
 
 
 def container(root: Path) -> None:
@@ -285,27 +250,20 @@ def container(root: Path) -> None:
     sysfs.ethernet(root / "sys", "eth1")
 
 
-def no_network(root: Path) -> None:
-    gpu(root, 0)
-
-
 @pytest.mark.parametrize(
     ("build", "wanted"),
     [
         (dgx, NODE),
         (two_models, "gpu=NVIDIA A10*1+NVIDIA L4*2;mig=0;nic=efa*1"),
-        (mig, NODE.replace("mig=0", "mig=1")),
-        (mig_off, NODE),
+        (partial(dgx, mig="gi2/ci0"), NODE.replace("mig=0", "mig=1")),
+        (partial(dgx, mig="."), NODE),  # it is off
         (slow_and_dead_ports, f"gpu={H100}*1;mig=0;nic=roce*2"),
         (sockets, "gpu=Odd_ _na_me_ _ 1_2_3*1;mig=0;nic=socket*2"),
         (container, f"gpu={H100}*1;mig=0;nic=socket*2"),
-        (no_network, f"gpu={H100}*1;mig=0;nic=none*0"),
+        (partial(gpu, number=0), f"gpu={H100}*1;mig=0;nic=none*0"),
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_plugin_and_sweep_name_a_machine_alike(
-    build: Build, wanted: str, probe: Path, tmp_path: Path
-) -> None:
+def test_both_name_a_machine_alike(build: Build, wanted: str, probe: Path, tmp_path: Path) -> None:
     build(tmp_path)
     assert node_facts(tmp_path / "sys", tmp_path / "proc")["node_fingerprint"] == wanted
     assert ask(probe, tmp_path) == (0, NO_FACTS | {"machine": wanted})

@@ -1,6 +1,5 @@
 """The built plugin, called from Python and by its own C++ tests; no NCCL and no GPU."""
 
-import dataclasses
 import os
 import re
 import shutil
@@ -8,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -93,9 +92,7 @@ def exported(library: Path) -> set[str]:
     return {line.split()[-1] for line in listed.splitlines()}
 
 
-def test_a_library_exports_what_nccl_looks_for_and_needs_an_old_c_library_alone(
-    library: Path,
-) -> None:
+def test_a_library_exports_what_nccl_looks_for_and_needs_little(library: Path) -> None:
     tuners = {f"ncclTunerPlugin_v{version}" for version in VERSIONS}
     profilers = {TUNER_NAME: (4,), VENDOR_NAME: (4,), SWEEP_NAME: ()}.get(library.name, (4, 5, 6))
     if library.name == PROFILER_NAME:
@@ -116,9 +113,7 @@ def test_a_library_exports_what_nccl_looks_for_and_needs_an_old_c_library_alone(
 
 
 @pytest.mark.parametrize("name", [TUNER_NAME, VENDOR_NAME])
-def test_a_jobs_tuner_can_make_no_thread_no_process_and_no_handler(
-    name: str, plugin_path: Path
-) -> None:
+def test_a_jobs_tuner_makes_no_thread_nor_handler(name: str, plugin_path: Path) -> None:
     """Nor listen, nor send a signal: what it leaves in a job would be made by one of these.
 
     Nor write: descriptor 2 of a process that has closed it is a file of the user's.
@@ -169,9 +164,7 @@ def test_size_bins_agree_with_python_bit_for_bit(plugin: TunerPlugin, tmp_path: 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("num_nodes", [1, 2])
-def test_answers_are_what_the_law_in_python_says(
-    version: int, num_nodes: int, plugin: TunerPlugin, tmp_path: Path
-) -> None:
+def test_answers_by_law(version: int, num_nodes: int, plugin: TunerPlugin, tmp_path: Path) -> None:
     random = np.random.default_rng(100 * version + num_nodes)
     table = random_table(
         random, num_nodes=num_nodes, num_ranks=8 * num_nodes, first_bin=20, num_bins=120
@@ -195,34 +188,24 @@ def test_answers_are_what_the_law_in_python_says(
     assert acted > 250
 
 
-@pytest.mark.parametrize(
-    ("job", "shape", "domains", "reason"),
-    [
+def test_abstains_and_says_why(plugin: TunerPlugin, tmp_path: Path) -> None:
+    costs = np.full((7, 3), 10, dtype=np.float32)
+    for job, shape, domains, reason in (
         ({"DYNAMICCL_JOB": None}, (8, 1), None, "start the job with dynamiccl-run"),
         ({}, (15, 2), None, "its nodes hold different numbers of ranks"),
         ({}, (8, 1), (3, 5), "its NVLink domains hold different numbers of ranks"),
         ({}, (8, 1), (4, 4), "the artifact's table, from call 0: it acts in 1245 of 1245"),
-    ],
-)
-def test_abstains_and_says_why(
-    job: dict[str, str | None],
-    shape: tuple[int, int],
-    domains: tuple[int, int] | None,
-    reason: str,
-    plugin: TunerPlugin,
-    tmp_path: Path,
-) -> None:
-    told: dict[str, Any] = {"version": 6, "ranks_per_domain": domains, "all_ranks": True}
-    environment = deploy(tmp_path, uniform(RING)) | job
-    costs = np.full((7, 3), 10, dtype=np.float32)
-    with plugin.communicator(*shape, environment=environment, **told) as communicator:
-        answer = communicator.ask(Collective.AllReduce, 1 << 20, costs)
-    acts = domains == (4, 4)
-    assert answer.config == (RING if acts else Config(*nccl_choice(costs) or ()))
-    (line,) = communicator.lines
-    assert line.startswith("DYNAMICCL: ")
-    assert ("NCCL's own choice stands: " in line) != acts
-    assert reason in line
+    ):
+        told: dict[str, Any] = {"version": 6, "ranks_per_domain": domains, "all_ranks": True}
+        told["environment"] = deploy(tmp_path, uniform(RING)) | job
+        with plugin.communicator(*shape, **told) as communicator:
+            answer = communicator.ask(Collective.AllReduce, 1 << 20, costs)
+        acts = domains == (4, 4)
+        assert answer.config == (RING if acts else Config(*nccl_choice(costs) or ()))
+        (line,) = communicator.lines
+        assert line.startswith("DYNAMICCL: ")
+        assert ("NCCL's own choice stands: " in line) != acts
+        assert reason in line
 
 
 LIBRARIES: list[str | None] = [*nccl_libraries(Machine())] or [None]
@@ -239,9 +222,7 @@ def asked(request: pytest.FixtureRequest) -> str:
     return " ".join(sorted({name.decode() for name in names}))
 
 
-def test_the_newest_tuner_and_one_of_the_profilers_that_it_asks_for_are_there(
-    asked: str, plugin_path: Path
-) -> None:
+def test_the_newest_tuner_and_a_profiler_are_there(asked: str, plugin_path: Path) -> None:
     """It takes the newest that it finds: before ours is one, somebody has to read what is new.
 
     A profiler of v7 (2.31 on) is not ours: v6 is taken in its place.
@@ -276,9 +257,7 @@ def test_compiler_error_is_shown(own_source: Path, tmp_path: Path) -> None:
     assert caught.value.exit_code == 4
 
 
-def test_what_is_missing_is_named_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler -O3")
     with pytest.raises(PluginError, match="no C\\+\\+ compiler: no-such-compiler not found"):
         build.build_plugin(tmp_path / "build")
@@ -303,34 +282,11 @@ _HOW = "apt-get install clang-14 libclang-rt-14-dev, which has libFuzzer"
 _WITH_ITS_OWN_PEAK = ("sh", "-c", '"$0" "$@"; exit $?')
 
 
-def seeds_of_tables() -> list[bytes]:
-    ring = Config(Algorithm.Ring, Protocol.LL128, 8)
-    last = Config(Algorithm.PAT, Protocol.Simple, 64, 512)
-
-    def table(config: Config | None, row: int, first: int, bins: int) -> bytes:
-        rows = [[config if each == row else None] * bins for each in range(5)]
-        made = DecisionTable.from_configs(rows, num_nodes=1, num_ranks=8, first_bin=first)
-        return made.to_bytes()
-
-    return [
-        table(ring, Collective.AllReduce, 80, 1),
-        table(Config(Algorithm.Tree), Collective.AllReduce, 40, 60),
-        table(last, Collective.AllGather, 248, 1),
-        table(None, 0, 0, 3),
-    ]
-
-
-def seeds_of_schedules() -> list[bytes]:
+def seed_of(target: str) -> bytes:
     random = np.random.default_rng(0)
-    made = [
-        random_schedule(random, Collective.AllReduce, chunks=True),
-        random_schedule(random, Collective.AllGather),
-    ]
-    made.append(dataclasses.replace(made[1], warmup=(), halves=1, sizes=(1 << 61,) * 5))
-    return [schedule.to_bytes() for schedule in made]
-
-
-SEEDS = {"table": seeds_of_tables, "schedule": seeds_of_schedules}
+    if target == "table":
+        return random_table(random, first_bin=80, num_bins=3).to_bytes()
+    return random_schedule(random, Collective.AllReduce, chunks=True).to_bytes()
 
 
 @pytest.fixture(scope="session")
@@ -350,12 +306,11 @@ def fuzz_dir() -> Path:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("target", SEEDS)
+@pytest.mark.parametrize("target", ["table", "schedule"])
 def test_no_input_crashes(target: str, fuzz_dir: Path, tmp_path: Path, soak: Soak) -> None:
     corpus = tmp_path / "corpus"  # the fuzzer adds to it
     corpus.mkdir()
-    for number, seed in enumerate(SEEDS[target]()):
-        (corpus / str(number)).write_bytes(seed)
+    (corpus / "0").write_bytes(seed_of(target))
     done = subprocess.run(
         [
             *_WITH_ITS_OWN_PEAK,
@@ -373,3 +328,118 @@ def test_no_input_crashes(target: str, fuzz_dir: Path, tmp_path: Path, soak: Soa
     )
     sys.stdout.write(done.stderr[-2000:])
     assert done.returncode == 0, done.stderr[-8000:]
+
+
+# The explorer of the vote finds what would break the law: one changed line of `agree/` each.
+
+PLUGIN = Path(__file__).resolve().parents[2] / "serve" / "plugin"
+SOURCE = "tests/test_agree_explore.cpp"
+#: What is wrong -> the part of the explorer (and its world) that finds it, the file, and texts
+#: before and after.
+#: All are compiled at once; WRONG is true in the run of this one.
+MUTANTS: Final[dict[str, tuple[str, ...]]] = {
+    "a rank abstains after it has confirmed": (
+        "worlds:keeper and worker are killed",
+        "agree/ballot.h",
+        "end(Verdict::kFailed,",
+        "end(WRONG ? Verdict::kAbstain : Verdict::kFailed,",
+    ),
+    "table when all but one have confirmed": (
+        "worlds:a rank is killed",
+        "agree/rounds.h",
+        "if (round.num_confirmed <",
+        "if (round.num_confirmed + (WRONG ? 1 : 0) <",
+    ),
+    "a rank counts before it says that it differs": (
+        "word",
+        "agree/word.h",
+        "first == own ? Step::kCount",
+        "first == own || WRONG ? Step::kCount",
+        "if (is_time_up) decide",
+        "if (is_time_up || (WRONG && board->fields[2] != vote->fields[2])) decide",
+    ),
+    "no log": (
+        "worlds:the worker is killed, and one is late",
+        "agree/rounds.h",
+        "if (outlet->log(table))",
+        "if (WRONG ? table.num_ranks > 0 : outlet->log(table))",
+    ),
+    "a table is forgotten at the first vote of the next round": (
+        "random",
+        "agree/rounds.h",
+        "  std::string why = difference(",
+        "  if (WRONG) forget_before(key);\n  std::string why = difference(",
+    ),
+    "an unknown recall is answered by silence": (
+        "worlds:the worker is killed, and one is late",
+        "agree/rounds.h",
+        "    bind(from, key, &round, vote.nonce);\n    if (!is_known) {",
+        "    if (!WRONG) bind(from, key, &round, vote.nonce);\n"
+        "    if (!is_known && WRONG) {\n"
+        "      if (round.voters.empty()) rounds_.erase(key);\n"
+        "      return;\n"
+        "    }\n"
+        "    if (!is_known) {",
+    ),
+    "the ids of shrinks are not known": (
+        "worlds:two disjoint shrinks",
+        "identity/ids.h",
+        "= *place_of(id) == id || count == kMost;",
+        "= !WRONG && (*place_of(id) == id || count == kMost);",
+    ),
+    "what NCCL told of a call is not in the digest": (
+        "worlds:one simulates a call before the stop",
+        "agree/stops.h",
+        "size_bytes), marks);",
+        "size_bytes), WRONG ? 0 : marks);",
+    ),
+    "a shrink takes the table back": (
+        "worlds:one sees a shrink",
+        "agree/stops.h",
+        "{ return __atomic_exchange_n(&votes_, false, __ATOMIC_RELAXED); }",
+        "{\n"
+        "    if (WRONG) return votes_ = false, table_ = nullptr, true;\n"
+        "    return __atomic_exchange_n(&votes_, false, __ATOMIC_RELAXED);\n"
+        "  }",
+    ),
+    "stops are not shifted by the communicator's id": (
+        "worlds:opposite order",
+        "agree/stops.h",
+        "mixed(mixed(0, comm_id_), number_) % width;",
+        "(WRONG ? 0 : mixed(mixed(0, comm_id_), number_) % width);",
+    ),
+}
+
+
+@pytest.fixture(scope="module", name="explorer")
+def explorer_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The explorer with all mutants, one of which DYNAMICCL_WRONG names by its number."""
+    folder = tmp_path_factory.mktemp("explorer")
+    for part in ("agree", "identity", "tests"):
+        shutil.copytree(PLUGIN / part, folder / part)
+    for number, (_, name, *changes) in enumerate(MUTANTS.values()):
+        path = folder / name
+        text = path.read_text(encoding="utf-8")
+        for before, after in zip(changes[::2], changes[1::2], strict=True):
+            assert text.count(before) == 1
+            text = text.replace(before, after.replace("WRONG", f"(wrong == {number})"))
+        path.write_text(text, encoding="utf-8")
+    (folder / "wrong.h").write_text(
+        "#pragma once\n#include <cstdlib>\n"
+        'inline const int wrong = std::atoi(std::getenv("DYNAMICCL_WRONG"));\n'
+    )
+    argv = [find_tool("g++"), "-std=c++17", "-O1", "-I.", "-include", "wrong.h", SOURCE]
+    subprocess.run([*argv, "-o", "explore"], cwd=folder, check=True)
+    return folder / "explore"
+
+
+@pytest.mark.parametrize("what", MUTANTS)
+def test_explorer_finds_it(what: str, explorer: Path) -> None:
+    """And nothing where nothing is wrong: it is one of the plugin's own tests."""
+    wrong = {"DYNAMICCL_WRONG": str(list(MUTANTS).index(what))}
+    environment = {"DYNAMICCL_FEW": "1", "DYNAMICCL_SEED": "0"} | wrong
+    argv = [str(explorer), *MUTANTS[what][0].split(":")]
+    with subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert ", after:" in process.stderr.readline()
+        process.kill()  # it would look at further worlds

@@ -14,6 +14,7 @@ import pytest
 from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME, VENDOR_NAME
 from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.install import install
+from tests.fakes.nvml.build import build_fake_nvml
 from tests.serve.abi import compiled
 from tests.serve.conftest import MACHINE, Runner
 
@@ -176,9 +177,7 @@ def opt_fixture(tmp_path: Path) -> Path:
     ("named", "asked"),
     [("ib,ofi", "libnccl-net-ofi.so"), ("{opt}/libnccl-net-ofi.so",) * 2, (None, "libnccl-net.so")],
 )
-def test_a_tuner_in_the_network_plugin_is_asked_first(
-    named: str | None, asked: str, run: Runner, opt: Path
-) -> None:
+def test_a_network_plugin_is_asked(named: str | None, asked: str, run: Runner, opt: Path) -> None:
     (opt / "libnccl-net.so").symlink_to("libnccl-net-ofi.so")
     asked = asked.format(opt=opt)
     env = {"LD_LIBRARY_PATH": f":/nowhere:{opt}"}
@@ -248,9 +247,7 @@ def test_a_machine_of_two_names_has_none_and_another_release_may_have_one(run: R
     assert "DYNAMICCL_SYSTEMS" not in run.shown(DYNAMICCL_SYSTEM="x", said=said)
 
 
-def test_a_job_that_was_installed_over_keeps_its_tables(
-    run: Runner, artifact: Path, plugin_path: Path
-) -> None:
+def test_a_running_job_keeps_its_tables(run: Runner, artifact: Path, plugin_path: Path) -> None:
     before = run.shown()
     PluginIndex.read(artifact).bound("box", f"{MACHINE};nccl=23007").write(artifact)
     install(artifact, run.home, plugin_path)
@@ -353,52 +350,28 @@ def test_around_a_launcher_of_several_hosts_it_says_how_to_start_it(run: Runner)
 
 # --- words --------------------------------------------------------------------------------------
 
-#: Stands in for NVML: nothing of it is a driver's.
-FAKE_NVML = """
-#include <string.h>
-int nvmlInitWithFlags(unsigned flags) { return 0; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **gpu) { *gpu = (void *)(long)i; return 0; }
-int nvmlDeviceGetGpuFabricInfo(void *gpu, unsigned char *info) {
-  memset(info, 0, 28);
-  if (gpu != 0) info[15] = CLUSTER;
-  return CODE;
-}
-"""
-
-
-def fake_nvml(folder: Path, **macros: int) -> None:
-    defined = [f"-D{name}={value}" for name, value in macros.items()]
-    compiled(folder / "libnvidia-ml.so.1", FAKE_NVML, *defined)
-
-
 TWO_HOSTS = {"MASTER_ADDR": "127.0.0.1", "RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
 
 
-@pytest.mark.parametrize(
-    ("nvml", "env", "word"),
-    [
-        ({"CLUSTER": 0, "CODE": 0}, {}, "1"),
-        ({"CLUSTER": 0, "CODE": 3}, {}, "1"),  # a GPU without a fabric
-        ({"CLUSTER": 1, "CODE": 0}, {}, "0"),
-        ({"CLUSTER": 0, "CODE": 999}, {}, "0"),  # not known
-        ({"CLUSTER": 1, "CODE": 0}, {"NCCL_MNNVL_ENABLE": "0"}, "1"),
-        ({"CLUSTER": 1, "CODE": 0}, {"LOCAL_WORLD_SIZE": "4"}, "1"),
-        (None, {}, "0"),  # a GPU, and no NVML that could be asked
-    ],
-)
-def test_word_is_for_ranks_that_are_surely_on_one_host(
-    nvml: dict[str, int] | None, env: dict[str, str], word: str, run: Runner, tmp_path: Path
-) -> None:
+def test_word_is_for_ranks_that_are_surely_on_one_host(run: Runner, tmp_path: Path) -> None:
     gpu = tmp_path / "machine/proc/driver/nvidia/gpus/0"
     gpu.mkdir(parents=True)
     (gpu / "information").write_text("Model: \t NVIDIA Test GPU\n")
-    if nvml is not None:
-        fake_nvml(tmp_path, **nvml)
-    elif b"libnvidia-ml" in subprocess.run(["ldconfig", "-p"], stdout=-1, check=False).stdout:
-        pytest.skip("this machine has NVML")
-    env = TWO_HOSTS | {"LD_LIBRARY_PATH": str(tmp_path), "DYNAMICCL_MODE": "observe"} | env
-    assert run.shown(**env)["DYNAMICCL_WORD"] == word
+    common = TWO_HOSTS | {"LD_LIBRARY_PATH": str(tmp_path), "DYNAMICCL_MODE": "observe"}
+    # This machine may have an NVML; else a GPU's is not there to be asked.
+    if b"libnvidia-ml" not in subprocess.run(["ldconfig", "-p"], stdout=-1, check=False).stdout:
+        assert run.shown(**common)["DYNAMICCL_WORD"] == "0"
+    build_fake_nvml(tmp_path)
+    one, denied = {"FAKE_NVML_CLUSTER": "1"}, "nvmlDeviceGetGpuFabricInfo"
+    for env, word in (
+        ({}, "1"),
+        ({"FAKE_NVML_DENY": f"{denied}=3"}, "1"),  # a GPU without a fabric
+        (one, "0"),
+        ({"FAKE_NVML_DENY": f"{denied}=999"}, "0"),  # not known
+        (one | {"NCCL_MNNVL_ENABLE": "0"}, "1"),
+        (one | {"LOCAL_WORLD_SIZE": "4"}, "1"),
+    ):
+        assert run.shown(**common | env)["DYNAMICCL_WORD"] == word, env
 
 
 def test_words_that_nobody_needs_any_more_are_removed(run: Runner) -> None:
@@ -434,9 +407,7 @@ def test_user_who_cannot_read_the_key_gets_one_of_his_own(run: Runner, tmp_path:
     assert [path.name for path in key.parent.iterdir()] == ["key"]
 
 
-def test_wrapper_is_found_at_any_place_and_says_where_it_is_incomplete(
-    run: Runner, tmp_path: Path
-) -> None:
+def test_wrapper_is_found_at_any_place_or_says_what_lacks(run: Runner, tmp_path: Path) -> None:
     """As where a container mounts the installation elsewhere."""
     shutil.copytree(run.home, tmp_path / "mounted", symlinks=True)
     run.home = tmp_path / "mounted"

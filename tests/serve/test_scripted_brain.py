@@ -1,6 +1,7 @@
 """`brain.pt` in Python and in `dynamiccl-brain`: as its tables, its features and its policy say."""
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -8,27 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import nn
 
 from dynamiccl.datasets.features import HISTORY_SLICE, TUNED, Observations
 from dynamiccl.datasets.history import WINDOW_LENGTH, Call
+from dynamiccl.datasets.manifest import trigger_file
 from dynamiccl.datasets.questions import cold_questions, table_supports
 from dynamiccl.errors import ArtifactMismatch, CorruptFile
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.schedule import config_columns
+from dynamiccl.serve import brain_module as watcher
 from dynamiccl.serve.artifact import Artifact
-from dynamiccl.serve.brain import (
-    BrainConfig,
-    History,
-    KeyCalls,
-    ScriptedBrain,
-    raw_calls,
-)
+from dynamiccl.serve.brain import BrainConfig, History, KeyCalls, ScriptedBrain, raw_calls
 from dynamiccl.serve.brain_module import traced_features, write_brain
 from dynamiccl.serve.build import BRAIN_NAME, find_torch
-from dynamiccl.serve.export import check_brain
+from dynamiccl.serve.export import check_brain, export_artifact
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.train.networks import Imitator, OutputHead, StatefulTrunk, Trunk
 from dynamiccl.train.policy import (
@@ -38,12 +36,12 @@ from dynamiccl.train.policy import (
     load_script,
     save_script,
 )
+from dynamiccl.train.trigger import Detector, TriggerModule
 from tests.calls import history_arrays
 from tests.serve.brains import (
     CONFIG,
     FIRST_BIN,
     NUM_BINS,
-    SIZES,
     Leader,
     decided,
     make_artifact,
@@ -80,9 +78,7 @@ def why_not(runtime: Leader, artifact: Path, config: BrainConfig = CONFIG) -> st
     return str(answer["error"])
 
 
-def test_decides_as_the_table_says_and_as_python_does_on_a_history(
-    runtime: Leader, small_artifact: Artifact
-) -> None:
+def test_decides_as_table_and_python_do(runtime: Leader, small_artifact: Artifact) -> None:
     artifact = small_artifact.directory
     python = ScriptedBrain(artifact / "brain.pt")
     table = DecisionTable.read(artifact / small_artifact.tables[0].path)
@@ -162,23 +158,6 @@ def test_needs_torch_from_where_it_was_built(torch_build_dir: Path) -> None:
     assert "Shared library: [libtorch_cpu.so]" in dynamic
 
 
-@pytest.fixture
-def brain(small_artifact: Artifact) -> ScriptedBrain:
-    return ScriptedBrain(small_artifact.directory / "brain.pt")
-
-
-def test_without_a_history_it_decides_what_the_table_says(
-    small_artifact: Artifact, brain: ScriptedBrain
-) -> None:
-    """So it does for sizes outside of the table and for empty windows; other shapes have none."""
-    table = DecisionTable.read(small_artifact.directory / small_artifact.tables[0].path)
-    tasks = [task(1 << 10, 5.0), task(1 << 33, 9e5), task(1 << 20)]
-    assert decided(brain, []) == decided(brain, tasks) == table
-    assert 0 < table.entries["act"].sum() < table.entries.size
-    strange = replace(CONFIG, system="b"), replace(CONFIG, num_nodes=2), BrainConfig("", 1, 8)
-    assert [decided(brain, [], other) for other in strange] == [None] * 3
-
-
 def test_features_are_those_of_history_arrays() -> None:
     windows = random_windows(np.random.default_rng(0), 1000)
     call = Call(1 << 20, 50.0, Algorithm.Ring, Protocol.LL, 8)
@@ -191,20 +170,6 @@ def test_features_are_those_of_history_arrays() -> None:
         wanted_window, wanted_history = history_arrays(calls)
         np.testing.assert_allclose(window[row], wanted_window, rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(history[row], wanted_history, rtol=1e-6, atol=1e-6)
-
-
-def test_history_changes_decisions_where_there_is_one_and_only_there(brain: ScriptedBrain) -> None:
-    cold = decided(brain, [])
-    times = [np.exp2(k) for k in range(8)]
-    tasks = [task(size, *times) for size in SIZES]
-    warm = decided(brain, tasks)
-    assert cold is not None
-    assert warm is not None
-    differs = cold.entries != warm.entries
-    columns = [t.bin - FIRST_BIN for t in tasks]
-    assert differs[Collective.AllReduce, columns].any()
-    differs[Collective.AllReduce, columns] = False
-    assert not differs.any()
 
 
 class ActsOnAHistory(nn.Module):
@@ -222,9 +187,7 @@ class ActsOnAHistory(nn.Module):
         return torch.where(is_warm, torch.zeros_like(action), action), q
 
 
-def test_brain_that_decides_otherwise_than_its_policy_is_refused(
-    small_artifact: Artifact, tmp_path: Path
-) -> None:
+def test_brain_must_decide_as_its_policy(small_artifact: Artifact, tmp_path: Path) -> None:
     manifest, policy = small_artifact.manifest, TorchPolicy.load(small_artifact.directory)
     [asked] = [cold_questions(manifest, s) for s in table_supports(manifest)]
     table = DecisionTable.read(small_artifact.directory / small_artifact.tables[0].path)
@@ -331,9 +294,7 @@ class InPython:
 
 
 @pytest.mark.parametrize("calls", [400, pytest.param(5_000, marks=pytest.mark.soak)])
-def test_python_brain_and_plugin_keep_the_same_state_for_a_whole_job(
-    calls: int, stateful: Artifact, torch_build_dir: Path
-) -> None:
+def test_all_keep_one_state(calls: int, stateful: Artifact, torch_build_dir: Path) -> None:
     """Two jobs: each begins from zero. Floats of other libraries may tie."""
     differing, asked, remembered = np.zeros(2), 0, 0
     artifact = stateful.directory
@@ -376,3 +337,167 @@ def test_a_rollout_unrolls_as_it_was_stepped() -> None:
                     state[0][job], state[1][job] = after[0][job].detach(), after[1][job].detach()
     assert torch.allclose(h, state[0])
     assert torch.allclose(c, state[1])
+
+
+# The Trigger inside a brain: each call seen once.
+
+SIZE = 1 << 20
+WATCHED_KEYS = 6
+
+
+@pytest.fixture(scope="module")
+def module() -> TriggerModule:
+    """One whose LSTM says something, though nothing sensible."""
+    torch.manual_seed(3)
+    made = TriggerModule(0.05)
+    torch.nn.init.normal_(made.head.weight, std=0.3)
+    return made.eval()
+
+
+@pytest.fixture(scope="module")
+def trigger(module: TriggerModule, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "trigger"
+    folder.mkdir()
+    save_script(module, folder / "trigger.pt")
+    (folder / "trigger.json").write_text(json.dumps({"false_alarms_per_1e5": 0.5}))
+    return folder / "trigger.pt"
+
+
+@pytest.fixture(scope="module")
+def watching(
+    small_artifact: Artifact, trigger: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Artifact:
+    """The small artifact with a Trigger."""
+    policy = small_artifact.directory.parent / "policy"
+    return export_artifact(policy, tmp_path_factory.mktemp("with") / "artifact", trigger)
+
+
+def watched_questions(
+    trigger: Detector, random: np.random.Generator, count: int
+) -> Iterator[tuple[list[KeyCalls], npt.NDArray[np.float64]]]:
+    """Questions about a few keys of a job that slows down, and the interference (N, K) of each.
+
+    Two keys are of one size. Between two questions there are none to more calls than a window
+    holds, whose configs change; where there are none, calls are shown again.
+    """
+    told: list[list[Call]] = [[] for _ in range(WATCHED_KEYS)]
+    levels: list[list[float]] = [[] for _ in range(WATCHED_KEYS)]
+    seen = [0] * WATCHED_KEYS
+    for question in range(count):
+        slowness = 1.0 if question < count // 2 else 1.6
+        for key in range(WATCHED_KEYS):
+            for _ in range(random.integers(0, WINDOW_LENGTH + 3)):
+                told[key].append(call_of_job(random, key, slowness))
+            # What falls out of the window before a question is never seen.
+            new = min(len(told[key]) - seen[key], WINDOW_LENGTH)
+            seen[key] = len(told[key])
+            for call in told[key][len(told[key]) - new :]:
+                stream = 2 * key + (call.protocol is Protocol.LL128)
+                facts = ([stream], [np.log(call.time_us)], [np.log(call.size_bytes)], [key])
+                levels[key].append(float(trigger.observe(*facts)[1][0]))
+        wanted = np.zeros((WATCHED_KEYS, WINDOW_LENGTH))
+        tasks = []
+        for key in range(WATCHED_KEYS):
+            calls = told[key][-WINDOW_LENGTH:]
+            collective = Collective.AllGather if key % 2 else Collective.AllReduce
+            tasks.append(KeyCalls(collective, key // 2, tuple(calls), len(told[key])))
+            if calls:
+                wanted[key, -len(calls) :] = levels[key][-len(calls) :]
+        yield tasks, wanted
+
+
+def call_of_job(random: np.random.Generator, key: int, slowness: float) -> Call:
+    protocol = Protocol.Simple if random.random() < 0.9 else Protocol.LL128
+    time_us = float(slowness * (20.0 + 10.0 * key) * np.exp(0.02 * random.standard_t(3)))
+    return Call(1 << (16 + key), time_us, Algorithm.Ring, protocol, 8)
+
+
+def level_of_last(brain: ScriptedBrain, calls: list[Call], num_timed: int | None) -> float:
+    task = KeyCalls(Collective.AllReduce, 80, tuple(calls), num_timed)
+    return float(brain.interference([task])[0, -1])
+
+
+def call(time_us: float, protocol: Protocol = Protocol.LL, level: float | None = None) -> Call:
+    return Call(SIZE, time_us, Algorithm.Ring, protocol, 8, level)
+
+
+def slowing(count: int, slow_from: int) -> list[Call]:
+    random = np.random.default_rng(1)
+    times = 50.0 * np.exp(0.01 * random.standard_normal(count))
+    times[slow_from:] *= 2.0
+    return [call(float(time_us)) for time_us in times]
+
+
+def test_a_brain_finds_what_the_trigger_finds(watching: Artifact, trigger: Path) -> None:
+    brain, random = ScriptedBrain(watching.directory / "brain.pt"), np.random.default_rng(0)
+    for tasks, wanted in watched_questions(Detector.load(trigger), random, 30):
+        found = brain.interference(tasks)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_interference_is_unknown_without_a_trigger_or_a_count_and_what_is_known_stays(
+    watching: Artifact, small_artifact: Artifact
+) -> None:
+    brain, calls = ScriptedBrain(watching.directory / "brain.pt"), slowing(60, 40)
+    assert {level_of_last(brain, calls[k : k + 8], None) for k in range(52)} == {-1.0}
+    without = ScriptedBrain(small_artifact.directory / "brain.pt")
+    assert level_of_last(without, slowing(8, 4), 8) == -1.0
+    for count in range(1, 40):
+        level = level_of_last(brain, [call(50.0 + count % 2, level=0.25)], count)
+        assert level == 0.25
+
+
+def test_streams_beyond_the_most_say_nothing_of_their_own(
+    small_artifact: Artifact, trigger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "MAX_STREAMS", 1)
+    policy = small_artifact.directory.parent / "policy"
+    configs = small_artifact.manifest.actions().configs
+    write_brain(policy / "policy.pt", configs, [], tmp_path / "brain.pt", trigger)
+    brain = ScriptedBrain(tmp_path / "brain.pt")
+    for count in range(1, 41):
+        level = level_of_last(brain, [call(50.0, Protocol(count % 2))], count)
+        # The one stream has a forecast from its 17th call on, and its key with it.
+        assert (level == -1.0) == (count < 33)
+    slow = [level_of_last(brain, [call(500.0)], 41 + 2 * each) for each in range(20)]
+    assert max(slow) < 0.05
+
+
+def test_levels_change_decisions(
+    watching: Artifact, small_artifact: Artifact, trigger: Path
+) -> None:
+    with_levels = ScriptedBrain(watching.directory / "brain.pt")
+    without = ScriptedBrain(small_artifact.directory / "brain.pt")
+    pairs = []
+    for tasks, _ in watched_questions(Detector.load(trigger), np.random.default_rng(0), 30):
+        known = [replace(each, bin=FIRST_BIN + 4 * each.bin) for each in tasks]
+        pairs.append((decided(with_levels, known), decided(without, known)))
+    assert pairs[0][0] == pairs[0][1]  # nothing is known yet
+    assert any(one != other for one, other in pairs[20:])
+
+
+def test_a_trigger_needs_its_facts(trigger: Path, small_artifact: Artifact, tmp_path: Path) -> None:
+    run = tmp_path / "run" / "trigger"
+    shutil.copytree(trigger.parent, run)
+    assert trigger_file(run.parent) == run / "trigger.pt"
+    policy = small_artifact.directory.parent / "policy"
+    shutil.copy(policy / "policy.pt", run / "trigger.pt")
+    with pytest.raises(CorruptFile, match="no trigger"):
+        export_artifact(policy, tmp_path / "artifact", run / "trigger.pt")
+    (run / "trigger.json").unlink()
+    with pytest.raises(CorruptFile, match=r"trigger\.json"):
+        export_artifact(policy, tmp_path / "artifact", run / "trigger.pt")
+
+
+def test_own_trigger_is_exported(small_artifact: Artifact, trigger: Path, tmp_path: Path) -> None:
+    policy = Path(shutil.copytree(small_artifact.directory.parent / "policy", tmp_path / "policy"))
+    shutil.copy(trigger, policy)
+    manifest = replace(small_artifact.manifest, trigger={"usual_scale": 0.1})
+    manifest.write(policy)
+    exported = export_artifact(policy, tmp_path / "artifact")
+    assert exported.manifest.trigger == {"usual_scale": 0.1}
+    assert exported.manifest.files.keys() == small_artifact.manifest.files.keys()
+    assert small_artifact.manifest.trigger is None
+    brain, calls = ScriptedBrain(exported.directory / "brain.pt"), slowing(60, 40)
+    levels = [level_of_last(brain, calls[k : k + 8], k + 8) for k in range(52)]
+    assert levels[-1] == pytest.approx(1.0, abs=0.1)

@@ -21,7 +21,7 @@ from dynamiccl.collect.grid import DATATYPE_BYTES
 from dynamiccl.nccl import Collective
 from tests.fakes.nccl_tests.install import PROGRAMS
 from tests.fakes.nccl_tests.nccl import Choice, Nccl, die, hang
-from tests.fakes.nccl_tests.world import colours, communicator, slowdowns, world_of
+from tests.fakes.nccl_tests.world import colours, communicator, world_of
 
 #: The exit status of wrong values.
 _WRONG = 7
@@ -76,7 +76,6 @@ class Benchmark:
         program = arguments[0].rpartition("/")[2]
         self._world = world_of(environment)
         self._colours = colours(self._world.size, environment)
-        self._slow = slowdowns(self._colours, environment)
         self._options = options
         self._environment = environment
         own = communicator(self._world, self._colours)
@@ -185,16 +184,14 @@ class Benchmark:
             return time_us * math.exp(draws.gauss(0.0, self._noise))
 
         own_us = self._nccl.time_us(collective, size, choice)
-        # By default the mean of all ranks is printed, whatever communicator they are of.
-        time_us = noisy(own_us * sum(self._slow) / len(self._slow))
+        time_us = noisy(own_us)
         algbw = size / (1000.0 * time_us)
         self._busbw.append(algbw * collective.bus_factor(self._nccl.num_ranks))
         figures = {"time": time_us, "alg_bw": algbw, "bus_bw": self._busbw[-1]}
         entry[name] = {**{key: round(figures[key], 6) for key in figures}, "nwrong": wrong}
         if options.per_iteration:
-            each = [
-                [noisy(own_us * slow) for _ in range(options.iterations)] for slow in self._slow
-            ]
+            every = range(options.iterations)
+            each = [[noisy(own_us) for _ in every] for _ in self._colours]
             entry[f"{name}_per_iter"] = iterations(each)
 
     def _is_told(self, name: str, choice: Choice | None) -> bool:

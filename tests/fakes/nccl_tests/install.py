@@ -15,7 +15,6 @@ Settings of the stand-in itself:
     FAKE_LAUNCH           name of the launch, which seeds its noise; without it each draws anew
     FAKE_NOISE            sigma of the noise (0.015); 0 switches it off
     FAKE_SECONDS_PER_ROW  time that a row takes to appear (0)
-    FAKE_SLOW             PROCESS:FACTOR, several with commas: its communicator is slower
     FAKE_HANG, FAKE_CRASH, FAKE_WRONG
                           a Config key, `Tree/Simple`, `Ring/LL/8ch` or `ABSTAIN`: the first timed
                           call that runs it never ends, dies by SIGSEGV, or computes wrong values

@@ -1,48 +1,20 @@
 """Loads a tuner plugin as NCCL 2.30 does, and calls it through its ABI, v6.
 
-The layout is that of `serve/plugin/nccl/tuner_abi.h`. Nothing of the package's own caller is used:
-a mistake there must not hide here.
+The layout is that of `tests/tuner_abi.py`. Nothing else of the package's own caller is used: a
+mistake there must not hide here.
 """
 
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_size_t, c_uint64, c_ulong, c_void_p
+from ctypes import c_int, c_size_t, c_void_p
 from typing import Any, Final
 
 from dynamiccl.nccl import Collective
+from tests.tuner_abi import CONSTANTS, LOGGER, NvlDomains, tuner_struct
 
 #: Subsystem bits of NCCL's logger (`src/include/nccl_common.h`).
 _BITS: Final = {0x1: "INIT", 0x40: "TUNING", 0x80: "ENV"}
-#: `ncclDebugLogger_t` with one argument beside the format.
-_LOGGER: Final = CFUNCTYPE(None, c_int, c_ulong, c_char_p, c_int, c_char_p, c_char_p)
-#: Doubles in ncclTunerConstants_v5_t: base and hop latencies, then five tables of bandwidths.
-_NUM_CONSTANTS: Final = 7 * 3 + 3 * 7 * 3 + 5 * 4 * 3
-
-
-class _Domains(ctypes.Structure):
-    """`ncclNvlDomainInfo_v5_t`."""
-
-    _fields_ = (("number", c_int), ("fewest", c_int), ("most", c_int))
-
-
-_SHAPE: Final = (c_uint64, c_size_t, c_size_t)
-_INIT: Final = (POINTER(c_void_p), *_SHAPE, _LOGGER, POINTER(_Domains), c_void_p)
-_CALL: Final = (c_void_p, c_int, c_size_t)
-_ASK: Final = (*_CALL, c_int, c_void_p, c_int, c_int, c_int, POINTER(c_int))
-_CHUNK: Final = (*_CALL, c_int, c_int, c_int, POINTER(c_size_t))
-
-
-class _Struct(ctypes.Structure):
-    """`ncclTuner_v6_t`."""
-
-    _fields_ = (
-        ("name", c_char_p),
-        ("init", CFUNCTYPE(c_int, *_INIT)),
-        ("get_coll_info", CFUNCTYPE(c_int, *_ASK)),
-        ("finalize", CFUNCTYPE(c_int, c_void_p)),
-        ("get_chunk_size", CFUNCTYPE(c_int, *_CHUNK)),
-    )
 
 
 class Tuner:
@@ -53,14 +25,14 @@ class Tuner:
         self.contexts: list[c_void_p] = []
         self._struct = struct
         self._say = say
-        self._logger = _LOGGER(self._logged)
+        self._logger = LOGGER(self._logged)
         # A plugin may edit these. The stand-in's cost model does not read them back.
-        self._constants = (ctypes.c_double * _NUM_CONSTANTS)()
+        self._constants = CONSTANTS()
 
     def add_context(self, comm_id: int, num_ranks: int, num_nodes: int) -> None:
         """`init` for one more rank of a communicator."""
         context, local = c_void_p(), num_ranks // num_nodes
-        domains = _Domains(num_nodes, local, local)
+        domains = NvlDomains(num_nodes, local, local)
         more = (self._logger, domains, ctypes.byref(self._constants))
         init = self._struct.init
         assert init(ctypes.byref(context), comm_id, num_ranks, num_nodes, *more) == 0
@@ -75,7 +47,7 @@ class Tuner:
         """
         table, channels = (ctypes.c_float * len(costs))(*costs), c_int()
         shape = (len(costs) // 3, 3, 0, ctypes.byref(channels))
-        ask = self._struct.get_coll_info
+        ask = self._struct.ask
         assert ask(context, int(collective), size_bytes, 1, table, *shape) == 0
         return tuple(table), channels.value
 
@@ -104,7 +76,7 @@ def load(setting: str | None, say: Callable[..., None]) -> Tuner | None:
     name = setting or "libnccl-tuner.so"
     try:
         library = ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_LOCAL)
-        struct = _Struct.in_dll(library, "ncclTunerPlugin_v6")
+        struct = tuner_struct(6).in_dll(library, "ncclTunerPlugin_v6")
     except (OSError, ValueError):  # it is not there, or of another version
         say(f"TUNER/Plugin: Could not find: {name}", "INIT", "TUNING")
         return None

@@ -73,16 +73,3 @@ def communicator(world: World, colour_of: list[int]) -> World:
     members = [p for p in range(world.size) if colour_of[p] == colour_of[world.rank]]
     hosts = tuple(world.hosts[process] for process in members)
     return replace(world, rank=members.index(world.rank), hosts=hosts)
-
-
-def slowdowns(colour_of: list[int], environment: Mapping[str, str]) -> list[float]:
-    """By what factor the communicator of each process is slower: FAKE_SLOW.
-
-    A communicator waits for its slowest process.
-    """
-    slow: dict[int, float] = {}
-    for part in filter(None, environment.get("FAKE_SLOW", "").split(",")):
-        process, _, factor = part.partition(":")
-        colour = colour_of[int(process)]
-        slow[colour] = max(slow.get(colour, 1.0), float(factor))
-    return [slow.get(colour, 1.0) for colour in colour_of]

@@ -9,6 +9,7 @@
  *   FAKE_NVML_REASONS   clock event reasons of GPU 0, e.g. 0x40 (default 0x1: idle); others: 0x1
  *   FAKE_NVML_ECC       uncorrected ECC errors of GPU 0 after so many questions for them
  *   FAKE_NVML_MIG       1 = GPU 0 is in MIG mode
+ *   FAKE_NVML_CLUSTER   last byte of the fabric cluster's UUID, of all GPUs but GPU 0 (0: none)
  *   FAKE_NVML_DENY      comma list FUNCTION=CODE: answer with that nvmlReturn_t
  */
 #include <stdio.h>
@@ -112,6 +113,13 @@ Return nvmlDeviceGetCudaComputeCapability(Device device, int* major, int* minor)
   CHECKED("nvmlDeviceGetCudaComputeCapability");
   *major = 9;
   *minor = 0;
+  return OK;
+}
+
+Return nvmlDeviceGetGpuFabricInfo(Device device, unsigned char* info) {
+  CHECKED("nvmlDeviceGetGpuFabricInfo");
+  memset(info, 0, 28);
+  if (device != 1) info[15] = (unsigned char)number("FAKE_NVML_CLUSTER", 0);
   return OK;
 }
 

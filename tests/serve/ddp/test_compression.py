@@ -18,9 +18,7 @@ HALF = Decision(Method.SPARSE, 0.03, quantised=True)
 
 @pytest.mark.parametrize("decision", [SPARSE, HALF], ids=["32 bits", "16 bits"])
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_sent_and_error_feedback_and_pruned_are_the_gradient(
-    decision: Decision, ranks: int
-) -> None:
+def test_sent_and_owed_and_pruned_are_the_gradient(decision: Decision, ranks: int) -> None:
     numel = 1001
     residual = numbers(numel, 1)
     weights = [numbers(numel - 1, 2).reshape(1, -1), torch.zeros(1)]

@@ -171,9 +171,7 @@ def positions(_rank: int, _argument: object) -> list[bool | None]:
     return [*found, NetSense(model, wanted, optimizer=optimizer).settings.shared]
 
 
-def test_positions_are_shared_where_the_optimizer_is_known_to_have_no_momentum(
-    tmp_path: Path,
-) -> None:
+def test_positions_are_shared_where_there_is_no_momentum(tmp_path: Path) -> None:
     assert run_ranks(positions, 1, tmp_path) == [[False, True, False, False, True]]
     # A floor of as many bytes as before.
     assert [replace(SPARSE, shared=each).least_ratio for each in (None, True, False)] == [
@@ -198,9 +196,7 @@ def late_momentum(rank: int, wanted: bool | None) -> str:
     return ""
 
 
-def test_momentum_that_comes_after_shared_positions_were_chosen_is_refused_on_all_ranks(
-    tmp_path: Path,
-) -> None:
+def test_momentum_after_shared_positions_is_refused(tmp_path: Path) -> None:
     said = run_ranks(late_momentum, 2, tmp_path / "chosen")
     assert all("has momentum 0.95" in each for each in said)
     assert all("make NetSense after the scheduler" in each for each in said)
@@ -278,9 +274,7 @@ def disagreeing_clocks(rank: int, plan: tuple[Mode, int]) -> tuple[list[Any], to
 
 
 @pytest.mark.parametrize(("mode", "steps"), [("model", 120), ("paper", 60)])
-def test_four_ranks_with_different_clocks_and_delays_agree_on_each_step(
-    tmp_path: Path, mode: Mode, steps: int
-) -> None:
+def test_ranks_of_different_clocks_agree(tmp_path: Path, mode: Mode, steps: int) -> None:
     found = run_ranks(disagreeing_clocks, 4, tmp_path, (mode, steps))
     decisions, final = zip(*found, strict=True)
     assert all(each == decisions[0] for each in decisions)
@@ -363,9 +357,7 @@ def odd_jobs(rank: int, sparse: Settings) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize("sparse", BOTH, ids=["shared", "own"])
-def test_accumulation_unused_parameters_and_mixed_precision_work_and_wait_for_nobody(
-    tmp_path: Path, sparse: Settings
-) -> None:
+def test_all_that_ddp_allows_waits_for_nobody(tmp_path: Path, sparse: Settings) -> None:
     for found in run_ranks(odd_jobs, 2, tmp_path, sparse):
         assert all(found.values()), found
 
@@ -392,9 +384,7 @@ def conserve(rank: int, settings: Settings) -> float:
 
 
 @pytest.mark.parametrize("settings", BOTH, ids=["shared", "own"])
-def test_over_ten_steps_nothing_of_the_gradients_is_lost_between_three_ranks(
-    tmp_path: Path, settings: Settings
-) -> None:
+def test_no_gradient_is_lost(tmp_path: Path, settings: Settings) -> None:
     assert max(run_ranks(conserve, 3, tmp_path, settings)) < 1e-5
 
 
@@ -426,9 +416,7 @@ def resumable(rank: int, plan: dict[str, Any]) -> torch.Tensor | None:
     return weights(model)
 
 
-def test_a_killed_job_goes_on_from_its_checkpoint_as_if_nothing_had_happened(
-    tmp_path: Path,
-) -> None:
+def test_a_killed_job_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     plan: dict[str, Any] = {"folder": str(tmp_path)}
     whole = run_ranks(resumable, 2, tmp_path / "whole", plan)
     for path in tmp_path.glob("*.pt"):
@@ -463,9 +451,7 @@ def with_measured_times(rank: int, _argument: object) -> dict[str, Any]:
     return {"reported": reported, "refused": refused, "last": state.stats(), "differ": said}
 
 
-def test_stats_are_reported_and_other_settings_or_a_strange_checkpoint_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_stats_are_reported_and_strange_checkpoints_refused(tmp_path: Path) -> None:
     found = run_ranks(with_measured_times, 2, tmp_path)
     for each in found:
         assert [step for step, _ in each["reported"]] == list(range(1, 8))

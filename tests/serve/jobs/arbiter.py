@@ -260,11 +260,8 @@ def shut(*opened: socket.socket) -> None:
             each.shutdown(socket.SHUT_RDWR)
 
 
-def arbiter_of(build: Path, setting: Setting, within: Sequence[str] = (), **more: str) -> Arbiter:
-    """As `dynamiccl-run` starts it in mode adaptive, `within` another command.
-
-    `more` are settings of its leader.
-    """
+def arbiter_of(build: Path, setting: Setting, **more: str) -> Arbiter:
+    """As `dynamiccl-run` starts it in mode adaptive; `more` are settings of its leader."""
     given = setting.environment()
     leader = {name: given[f"DYNAMICCL_{name}"] for name in ("ARTIFACT", "SYSTEMS", "MACHINE")}
     leader["BRAIN"] = "exit 0"  # none, unless a test has one
@@ -272,8 +269,7 @@ def arbiter_of(build: Path, setting: Setting, within: Sequence[str] = (), **more
     # It has no stderr.
     sanitizers = ("ASAN", "TSAN", "UBSAN")
     named |= {f"{name}_OPTIONS": f"log_path={setting.root}/{REPORT}" for name in sanitizers}
-    program = [*within, str(build / "dynamiccl-arbiter")]
-    return Arbiter(program, setting.job, LIMIT_MS, OFTEN | named | more)
+    return Arbiter([str(build / "dynamiccl-arbiter")], setting.job, LIMIT_MS, OFTEN | named | more)
 
 
 def assert_no_report(setting: Setting) -> None:

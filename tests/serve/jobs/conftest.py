@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from dynamiccl.libraries import ADAPTIVE_NAME, TUNER_NAME
 from dynamiccl.serve.artifact import Artifact, PluginIndex
 from tests.serve.jobs.arbiter import OFTEN, Arbiter, arbiter_of, assert_no_report
 from tests.serve.jobs.play import Played, clean_environment, play
-from tests.serve.jobs.setting import Setting, fingerprint, make_setting
+from tests.serve.jobs.setting import JOB, Setting, fingerprint, make_setting
 
 #: Runs jobs under one plugin: options, `environment` and more that `play` takes.
 Player = Callable[..., Played]
@@ -30,65 +31,87 @@ def job_build_dir(build_dir: Callable[[str], Path]) -> Path:
     return build_dir(os.environ.get("DYNAMICCL_TEST_SANITIZE", ""))
 
 
+@dataclass(frozen=True)
 class Adaptive:
-    """Runs jobs in mode adaptive."""
+    """Runs jobs in mode adaptive, of four ranks unless a test says otherwise."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._play = player_of(directory, ADAPTIVE_NAME)
+    directory: Path
+    setting: Setting
 
     def __call__(
-        self, setting: Setting, *options: str, leader: Mapping[str, str] | None = None, **named: Any
+        self, *options: str, leader: Mapping[str, str] | None = None, **named: Any
     ) -> Played:
         """With an arbiter of its own, whose leader has the settings `leader`."""
-        with arbiter_of(self.directory, setting, **(leader or {})) as arbiter:
-            played = self.under(arbiter.address, setting, *options, **named)
-        assert_no_report(setting)
+        with self.arbiter(**(leader or {})) as arbiter:
+            played = self.under(arbiter.address, *options, **named)
+        assert_no_report(self.setting)
         return played
+
+    def arbiter(self, **leader: str) -> Arbiter:
+        return arbiter_of(self.directory, self.setting, **leader)
 
     def under(
         self,
         address: str,
-        setting: Setting,
         *options: str,
         environment: Mapping[str, str] | None = None,
         **named: object,
     ) -> Played:
         """With the arbiter that listens there; the ranks have the settings `environment` too."""
-        ranks = setting.by_arbiter(address) | OFTEN | dict(environment or {})
-        played = self._play(*options, environment=ranks, **named)
+        ranks = self.setting.by_arbiter(address) | OFTEN | dict(environment or {})
+        player = player_of(self.directory, ADAPTIVE_NAME)
+        played = player(*options, environment=ranks, **JOB | named)
         assert played.asked_longest_ms < 20_000, played
         return played
 
 
-@pytest.fixture(scope="session")
-def play_adaptive(job_build_dir: Path) -> Adaptive:
-    return Adaptive(job_build_dir)
+@pytest.fixture
+def adaptive(job_build_dir: Path, setting: Setting) -> Adaptive:
+    return Adaptive(job_build_dir, setting)
 
 
-@pytest.fixture(scope="session")
-def play_tuner(job_build_dir: Path) -> Player:
-    """Jobs under the tuner only."""
-    return player_of(job_build_dir, TUNER_NAME)
+@dataclass(frozen=True)
+class Tuner:
+    """Runs short jobs under the tuner only, of four ranks unless a test says otherwise."""
+
+    directory: Path
+    setting: Setting
+
+    def __call__(
+        self, *options: str, environment: Mapping[str, str] | None = None, **named: object
+    ) -> Played:
+        ranks = self.setting.environment() | dict(environment or {})
+        player = player_of(self.directory, TUNER_NAME)
+        return player(*options, environment=ranks, **{"rate": 4000, "calls": 800} | named)
 
 
+@pytest.fixture
+def tuner(job_build_dir: Path, setting: Setting) -> Tuner:
+    return Tuner(job_build_dir, setting)
+
+
+@dataclass(frozen=True)
 class Inits:
     """Runs `init_ranks`: many ranks in the tuner's `init`, without the rest of NCCL."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    directory: Path
+    setting: Setting
 
     def __call__(
-        self, environment: Mapping[str, str], *, within: Sequence[str] = (), **options: int
+        self,
+        environment: Mapping[str, str] | None = None,
+        *,
+        within: Sequence[str] = (),
+        **options: int,
     ) -> dict[str, Any]:
         """`within`: the beginning of the command."""
-        program = str(self._directory / "init_ranks")
-        command = [*within, program, str(self._directory / TUNER_NAME)]
+        program = str(self.directory / "init_ranks")
+        command = [*within, program, str(self.directory / TUNER_NAME)]
         for name, value in options.items():
             command += [f"--{name.replace('_', '-')}", str(value)]
         done = subprocess.run(
             command,
-            env=clean_environment() | dict(environment),
+            env=clean_environment() | self.setting.environment() | dict(environment or {}),
             capture_output=True,
             text=True,
             check=True,
@@ -96,9 +119,9 @@ class Inits:
         return json.loads(done.stdout) | {"said": done.stderr}  # type: ignore[no-any-return]
 
 
-@pytest.fixture(scope="session")
-def inits(job_build_dir: Path) -> Inits:
-    return Inits(job_build_dir)
+@pytest.fixture
+def inits(job_build_dir: Path, setting: Setting) -> Inits:
+    return Inits(job_build_dir, setting)
 
 
 @pytest.fixture(scope="session")
@@ -107,30 +130,38 @@ def play_wilful(build_dir: Callable[[str], Path]) -> Player:
     return player_of(build_dir(""), "libwilful_v6.so", law="")
 
 
-def setting_of(num_ranks: int, num_nodes: int) -> Callable[..., Iterator[Setting]]:
-    def made(tmp_path: Path) -> Iterator[Setting]:
-        setting = make_setting(tmp_path, num_ranks=num_ranks, num_nodes=num_nodes)
-        yield setting
-        setting.sweep()
-
-    return made
-
-
-four_ranks = pytest.fixture(setting_of(4, 1), name="four_ranks")
-eight_ranks = pytest.fixture(setting_of(8, 1), name="eight_ranks")
-two_nodes = pytest.fixture(setting_of(8, 2), name="two_nodes")
+@pytest.fixture
+def setting(tmp_path: Path) -> Iterator[Setting]:
+    """Of jobs of up to eight ranks on one or two nodes."""
+    made = make_setting(tmp_path, num_ranks=8, num_nodes=2)
+    yield made
+    made.sweep()
 
 
 @pytest.fixture
-def arbiter(job_build_dir: Path) -> Iterator[Callable[..., Arbiter]]:
+def arbiter(job_build_dir: Path, setting: Setting) -> Iterator[Callable[..., Arbiter]]:
     """Starts arbiters that end with the test."""
     with contextlib.ExitStack() as stack:
 
-        def start(setting: Setting, *, job: str = "", limit_ms: int = 10_000) -> Arbiter:
+        def start(limit_ms: int = 10_000) -> Arbiter:
             program = str(job_build_dir / "dynamiccl-arbiter")
-            return stack.enter_context(Arbiter([program], job or setting.job, limit_ms))
+            return stack.enter_context(Arbiter([program], setting.job, limit_ms))
 
         yield start
+
+
+Voting = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def voting(setting: Setting, arbiter: Callable[..., Arbiter]) -> Voting:
+    """What ranks have in their environment that vote by a word, or by an arbiter."""
+
+    def chosen(by_arbiter: bool, limit_ms: int = 10_000) -> dict[str, str]:
+        found = setting.by_arbiter(arbiter(limit_ms).address) if by_arbiter else {}
+        return found | {"DYNAMICCL_TEST_LIMIT_MS": str(limit_ms)}
+
+    return chosen
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ keeps what it would run at every collective: where all would not run the same al
 and channels, a real job hangs. Whatever the ranks do, the deadline comes. As a program, which the
 build copies to its directory, it prints the results as JSON.
 
-Options of its own: --deadline SECONDS, --env RANK:NAME=VALUE (NAME alone: unset), --netns
-RANK:NAME.
+Options of its own: --deadline SECONDS, --env RANK:NAME=VALUE (NAME alone: unset).
 """
 
 import contextlib
@@ -239,33 +238,26 @@ def play(
     """
     chosen = {"ranks": 4, "comms": 1, "calls": 1000, "max_group": 4, "deadline": 60} | named
     of = {f"--{name.replace('_', '-')}": str(value) for name, value in chosen.items()}
-    # What ranks have of their own, and the beginnings of their commands.
     own: dict[int, dict[str, str | None]] = defaultdict(dict)
-    within: dict[int, list[str]] = defaultdict(list)
     actions: list[str] = []
     for name, value in zip(options[::2], options[1::2], strict=True):
         rank, _, rest = value.partition(":")
         if name == "--env":
             variable, equals, content = rest.partition("=")
             own[int(rank)][variable] = content if equals else None
-        elif name == "--netns":
-            within[int(rank)] = ["ip", "netns", "exec", rest]
         elif name in {"--at", "--every"}:
             actions += (name, value)
         else:
             of[name] = value
-    deadline_s, most_calls = (
-        float(of.pop("--deadline")),
-        int(of["--calls"]) + int(of["--max-group"]),
-    )
-    board = Board(int(of["--comms"]), most_calls + 64)
+    deadline_s = float(of.pop("--deadline"))
+    board = Board(int(of["--comms"]), int(of["--calls"]) + int(of["--max-group"]) + 64)
     of |= {"--board": str(board.descriptor), "--job": str(secrets.randbelow(1 << 31))}
     words = [str(play_rank), *chain.from_iterable(of.items()), *actions, "--rank"]
     ours = dict.fromkeys(("NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN"), str(plugin))
     ours = clean_environment() | dict(environment or {}) | ours
     numbers = range(1 if "--one-thread" in of else int(of["--ranks"]))
     codes, is_late, said, logs = run_ranks(
-        {rank: [*within[rank], *words, str(rank)] for rank in numbers},
+        {rank: [*words, str(rank)] for rank in numbers},
         {rank: ours | {"RANK": str(rank)} | own[rank] for rank in numbers},
         board,
         deadline_s,

@@ -17,7 +17,7 @@ FIRST: Final = Config(Algorithm.Ring, Protocol.LL128, 8)
 SECOND: Final = Config(Algorithm.Ring, Protocol.Simple, 4)
 
 #: Paced as a job is, and long enough for ranks on a busy machine to agree in the background.
-JOB: Final[dict[str, Any]] = {"rate": 4000, "calls": 4000}
+JOB: Final[dict[str, Any]] = {"release": "2.30", "rate": 4000, "calls": 6000}
 
 NCCL_CODES: Final = {
     "2.24": 22403,

@@ -111,9 +111,7 @@ def assert_lawful_at_random(seed: int, library: str, build: Path, directory: Pat
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_random_job_keeps_the_law(
-    library: str, seed: int, job_build_dir: Path, tmp_path: Path
-) -> None:
+def test_random_job_is_lawful(library: str, seed: int, job_build_dir: Path, tmp_path: Path) -> None:
     assert_lawful_at_random(seed, library, job_build_dir, tmp_path)
 
 
@@ -142,28 +140,28 @@ JOB: dict[str, Any] = {
 }
 
 
-def test_a_plain_job_is_clean(build_dir: Callable[..., Path], four_ranks: Setting) -> None:
+def test_a_plain_job_is_clean(build_dir: Callable[..., Path], setting: Setting) -> None:
     """The tuner alone is sanitized: the ranks' program takes the sanitizer's runtime along."""
     plugin = build_dir("address,undefined", TUNER_TARGET) / TUNER_NAME
     find = ["c++", "-print-file-name=libasan.so"]
     runtime = subprocess.run(find, capture_output=True, text=True, check=True).stdout.strip()
     preloaded = {"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"}
-    environment = four_ranks.environment() | preloaded
+    environment = setting.environment() | preloaded
     played = play(build_dir("") / "play_rank", plugin, environment=environment, **JOB)
     assert played.acted > 0
 
 
 def test_creations_at_once_are_free_of_races(
-    build_dir: Callable[..., Path], four_ranks: Setting, arbiter: Callable[..., Arbiter]
+    build_dir: Callable[..., Path], setting: Setting, arbiter: Callable[..., Arbiter]
 ) -> None:
     """Whole jobs whose communicators are made at once; ranks that are threads of one process."""
     directory = build_dir("thread", (*TUNER_TARGET, "play_rank", "init_ranks"))
-    by_arbiter = four_ranks.by_arbiter(arbiter(four_ranks).address)
-    for release, environment in (("2.27", by_arbiter), ("2.30", four_ranks.environment())):
+    by_arbiter = setting.by_arbiter(arbiter().address)
+    for release, environment in (("2.27", by_arbiter), ("2.30", setting.environment())):
         played = player_of(directory, TUNER_NAME)(
             environment=environment, release=release, create_at_once=1, **(JOB | {"comms": 8})
         )
         assert played.acted > 0
-        found = Inits(directory)(environment, ranks=4, processes=2, rounds=8, at_once=1)
+        found = Inits(directory, setting)(environment, ranks=4, processes=2, rounds=8, at_once=1)
         assert "Sanitizer" not in found["said"], found["said"]
         assert (found["tables"], found["failed"]) == (32, 0)

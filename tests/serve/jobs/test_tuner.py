@@ -4,26 +4,26 @@ import re
 import resource
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from dynamiccl.libraries import TUNER_NAME, VENDOR_NAME
+from dynamiccl.libraries import PROFILER_NAME, TUNER_NAME, VENDOR_NAME
+from dynamiccl.nccl import Algorithm, Config, Protocol
 from dynamiccl.serve.ab import tables_in
 from dynamiccl.serve.install import install
 from tests.serve.abi import compiled
 from tests.serve.conftest import Runner
 from tests.serve.jobs.arbiter import Arbiter
-from tests.serve.jobs.conftest import Inits, Player
+from tests.serve.jobs.conftest import Adaptive, Inits, Player, Tuner, Voting, player_of
 from tests.serve.jobs.play import ALL, Played, at, every, on_rank, play
-from tests.serve.jobs.setting import FIRST, Setting, make_setting, prepared, write_artifact
+from tests.serve.jobs.setting import FIRST, Setting, prepared, shapes_of, write_artifact
+from tests.serve.jobs.thinking import look, ranks_in, records_of
 
-SHORT: Final[dict[str, Any]] = {"rate": 4000, "calls": 800}
 Start = Callable[..., Arbiter]
-
-
 NO_PLUGIN: Final = {"NCCL_TUNER_PLUGIN": None, "NCCL_PROFILER_PLUGIN": None}
 #: What is waited for in vain is a tenth of what a job waits for.
 SHORT_LIMIT: Final = {"DYNAMICCL_TEST_LIMIT_MS": "1000"}
@@ -67,11 +67,9 @@ def assert_table_from_call_0(played: Played) -> None:
 
 
 @pytest.mark.parametrize("what", JOBS)
-def test_all_ranks_have_the_table_from_call_0_or_all_abstain(
-    what: str, play_tuner: Player, two_nodes: Setting
-) -> None:
+def test_all_ranks_have_the_table_from_call_0_or_all_abstain(what: str, tuner: Tuner) -> None:
     why, of_all, options, named = JOBS[what]
-    played = play_tuner(*options, environment=two_nodes.environment() | of_all, **SHORT | named)
+    played = tuner(*options, environment=of_all, **named)
     if not why:
         assert_table_from_call_0(played)
     else:
@@ -81,22 +79,23 @@ def test_all_ranks_have_the_table_from_call_0_or_all_abstain(
 
 @pytest.mark.parametrize("library", [TUNER_NAME, VENDOR_NAME])
 def test_a_job_that_dynamiccl_run_starts_has_its_table_from_call_0(
-    library: str, job_build_dir: Path, eight_ranks: Setting, known: Path, tmp_path: Path
+    library: str, tuner: Tuner, known: Path, tmp_path: Path
 ) -> None:
     """Also where the network plugin is a tuner, as AWS's is: that one is asked first."""
     is_net_a_tuner = library == VENDOR_NAME
     path = {"LD_LIBRARY_PATH": str(tmp_path)}
     if is_net_a_tuner:
-        (tmp_path / "libnccl-net.so").symlink_to(job_build_dir / "libwilful_v3.so")
-    home = Path(install(known, tmp_path / "home", job_build_dir / TUNER_NAME)["directory"])
+        (tmp_path / "libnccl-net.so").symlink_to(tuner.directory / "libwilful_v3.so")
+    home = Path(install(known, tmp_path / "home", tuner.directory / TUNER_NAME)["directory"])
     run = Runner(home)
-    run.env["DYNAMICCL_TEST_ROOT"] = str(eight_ranks.machine)
+    run.env["DYNAMICCL_TEST_ROOT"] = str(tuner.setting.machine)
     shown = run.shown(said="asked before ours" if is_net_a_tuner else "", **path)
-    tuner = Path(shown["NCCL_TUNER_PLUGIN"])
-    assert tuner == home / "lib" / library
+    plugin = home / "lib" / library
+    assert Path(shown["NCCL_TUNER_PLUGIN"]) == plugin
     ours = {name: value for name, value in shown.items() if name.startswith("DYNAMICCL_")}
-    environment = eight_ranks.environment() | ours | path
-    job = partial(play, job_build_dir / "play_rank", tuner, environment=environment, **SHORT)
+    environment = tuner.setting.environment() | ours | path
+    program = tuner.directory / "play_rank"
+    job = partial(play, program, plugin, environment=environment, rate=4000, calls=800)
     played = job(ranks=8)
     assert played.acted > 0
     assert played.switches == 0
@@ -110,12 +109,10 @@ def test_a_job_that_dynamiccl_run_starts_has_its_table_from_call_0(
 
 
 @pytest.mark.parametrize("word", ["0", "1"])
-def test_ranks_of_several_nodes_agree_by_the_arbiter(
-    word: str, play_tuner: Player, two_nodes: Setting, arbiter: Start
-) -> None:
+def test_ranks_of_two_nodes_agree_by_the_arbiter(word: str, tuner: Tuner, voting: Voting) -> None:
     """With 1 a communicator of one node agrees by a word."""
-    environment = two_nodes.by_arbiter(arbiter(two_nodes).address) | {"DYNAMICCL_WORD": word}
-    played = play_tuner(environment=environment, ranks=8, nodes=2, comms=4, **SHORT)
+    environment = voting(True) | {"DYNAMICCL_WORD": word}
+    played = tuner(environment=environment, ranks=8, nodes=2, comms=4)
     assert_table_from_call_0(played)
 
 
@@ -139,23 +136,11 @@ DIFFERENCES: Final[dict[str, Callable[[Setting, Path], Mapping[str, str | None]]
 
 @pytest.mark.parametrize("difference", DIFFERENCES)
 @pytest.mark.parametrize("by_arbiter", [False, True], ids=["word", "arbiter"])
-def test_one_rank_that_differs_makes_all_abstain_at_once_and_a_line_names_it(
-    difference: str,
-    by_arbiter: bool,
-    play_tuner: Player,
-    four_ranks: Setting,
-    arbiter: Start,
-    job_build_dir: Path,
+def test_who_differs_is_named(
+    difference: str, by_arbiter: bool, tuner: Tuner, voting: Voting
 ) -> None:
-    environment = four_ranks.environment()
-    if by_arbiter:
-        environment = four_ranks.by_arbiter(arbiter(four_ranks).address)
-    played = play_tuner(
-        *on_rank(2, DIFFERENCES[difference](four_ranks, job_build_dir)),
-        environment=environment,
-        comms=2,
-        **SHORT,
-    )
+    differs = on_rank(2, DIFFERENCES[difference](tuner.setting, tuner.directory))
+    played = tuner(*differs, environment=voting(by_arbiter), comms=2)
     for comm in played.communicators:
         assert comm.acted == (0 if 2 in comm.ranks else comm.calls), played.log
     assert re.search(difference, played.log), played.log
@@ -163,94 +148,157 @@ def test_one_rank_that_differs_makes_all_abstain_at_once_and_a_line_names_it(
     assert played.created_longest_ms < 5000
 
 
-def test_a_rank_without_the_key_can_make_all_abstain(
-    play_tuner: Player, four_ranks: Setting, arbiter: Start
-) -> None:
-    environment = four_ranks.by_arbiter(arbiter(four_ranks, limit_ms=1000).address)
-    environment |= SHORT_LIMIT
-    lacks = on_rank(2, {"DYNAMICCL_KEY": "0" * 32})
-    played = play_tuner(*lacks, environment=environment, **SHORT)
+def test_a_rank_without_the_key_can_make_all_abstain(tuner: Tuner, arbiter: Start) -> None:
+    environment = tuner.setting.by_arbiter(arbiter(limit_ms=1000).address) | SHORT_LIMIT
+    played = tuner(*on_rank(2, {"DYNAMICCL_KEY": "0" * 32}), environment=environment)
     assert played.acted == 0, played
 
 
 @pytest.mark.parametrize(("release", "lifetime"), [("2.27", 0), ("2.30", 100)])
-def test_what_comes_of_two_disjoint_shrinks_abstains(
-    release: str, lifetime: int, play_tuner: Player, four_ranks: Setting
-) -> None:
+def test_what_comes_of_disjoint_shrinks_abstains(release: str, lifetime: int, tuner: Tuner) -> None:
     """Both halves shrink the world at once, under one id, and split that, under one id again.
 
     With a lifetime each does it again, as one does whose shrink failed, and a process that has been
     in a shrink has no new table of the world's next ones either.
     """
-    played = play_tuner(
-        environment=four_ranks.environment(),
-        release=release,
-        comms=4,
-        shrinks=1,
-        lifetime=lifetime,
-        **SHORT,
-    )
+    played = tuner(release=release, comms=4, shrinks=1, lifetime=lifetime)
     for comm in played.communicators:
         assert comm.first_acted == (0 if comm.slot == 0 else None), played.log
         assert comm.generations_acted == (comm.slot == 0), played.log
 
 
-def test_a_communicator_grows(inits: Inits, four_ranks: Setting) -> None:
+def test_a_communicator_grows(inits: Inits) -> None:
     """Ranks that were in none before, in processes whose tuner has just been loaded, are in it."""
-    artifact = write_artifact(four_ranks.root / "grown", FIRST, [(1, 4), (1, 6)])
-    environment = four_ranks.environment() | prepared(artifact)
-    found = inits(environment, ranks=6, processes=3, rounds=2, grow=2)
+    artifact = write_artifact(inits.setting.root / "grown", FIRST, [(1, 4), (1, 6)])
+    found = inits(prepared(artifact), ranks=6, processes=3, rounds=2, grow=2)
     assert (found["tables"], found["abstained"], found["failed"]) == (4 + 6, 0, 0)
 
 
-def test_other_communicators_do_not_wait_for_one_whose_rank_is_late(
-    inits: Inits, four_ranks: Setting
-) -> None:
+def test_other_communicators_do_not_wait_for_one_whose_rank_is_late(inits: Inits) -> None:
     """As after an abort: NCCL's thread stays in `init`, and the job makes another communicator."""
-    environment = four_ranks.environment()
-    found = inits(environment, ranks=4, processes=2, rounds=3, at_once=1, late=2000)
+    found = inits(ranks=4, processes=2, rounds=3, at_once=1, late=2000)
     assert (found["tables"], found["failed"], found["before_the_late"]) == (12, 0, 2)
 
 
 @pytest.mark.parametrize("static_kib", [224, 240])
-def test_a_process_may_have_much_thread_local_memory(
-    static_kib: int, inits: Inits, four_ranks: Setting, tmp_path: Path
-) -> None:
+def test_much_thread_local_memory_is_borne(static_kib: int, inits: Inits, tmp_path: Path) -> None:
     """glibc takes it from each thread's stack."""
     source = (
         '__thread char block[KIB * 1024] __attribute__((tls_model("initial-exec")));\n'
         "char *get_block(void) { return block; }\n"
     )
     preloaded = compiled(tmp_path / "block.so", source, f"-DKIB={static_kib}")
-    environment = four_ranks.environment() | {"LD_PRELOAD": str(preloaded)}
-    found = inits(environment, ranks=4, processes=2)
+    found = inits({"LD_PRELOAD": str(preloaded)}, ranks=4, processes=2)
     assert (found["tables"], found["abstained"], found["failed"]) == (4, 0, 0), found["said"]
 
 
-def test_what_is_left_of_a_jobs_former_round_has_communicators_of_its_own(
-    play_tuner: Player, four_ranks: Setting
-) -> None:
+def test_what_is_left_of_a_jobs_former_round_has_communicators_of_its_own(tuner: Tuner) -> None:
     """Under one job id, but with ids of communicators that NCCL drew anew."""
-    former = four_ranks.environment()
-    rounds = [former, former | prepared(four_ranks.other_artifact)]
+    rounds = [{}, prepared(tuner.setting.other_artifact)]
     with ThreadPoolExecutor() as pool:
-        for played in pool.map(lambda own: play_tuner(environment=own, comms=4, **SHORT), rounds):
+        for played in pool.map(lambda own: tuner(environment=own, comms=4), rounds):
             assert_table_from_call_0(played)
 
 
 @pytest.mark.parametrize("by_arbiter", [False, True], ids=["word", "arbiter"])
 def test_two_thousand_ranks_with_few_descriptors(
-    by_arbiter: bool, inits: Inits, tmp_path: Path, arbiter: Start
+    by_arbiter: bool, inits: Inits, tmp_path: Path, voting: Voting
 ) -> None:
-    setting = make_setting(tmp_path, num_ranks=2)
     artifact = write_artifact(tmp_path / "large", FIRST, [(1, 2000)])
-    environment = setting.environment()
-    if by_arbiter:
-        environment = setting.by_arbiter(arbiter(setting).address)
+    environment = voting(by_arbiter) | prepared(artifact)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
     try:
-        found = inits(environment | prepared(artifact), ranks=2000, processes=4)
+        found = inits(environment, ranks=2000, processes=4)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert (found["tables"], found["abstained"], found["failed"]) == (2000, 0, 0)
+
+
+# Both modes, and the recorder alone: what NCCL and jobs do that must split nothing.
+
+Either = Tuner | Adaptive
+
+
+@pytest.fixture(params=["table", "adaptive"])
+def either(request: pytest.FixtureRequest, tuner: Tuner, adaptive: Adaptive) -> Either:
+    """A job of mode table or of mode adaptive."""
+    return tuner if request.param == "table" else adaptive
+
+
+@pytest.mark.parametrize(("rank", "go_on"), [(0, 0), (2, 1)], ids=["all-abort", "survivors-go-on"])
+def test_a_creation_that_is_aborted_splits_nothing(go_on: int, rank: int, either: Either) -> None:
+    """The others may have the table by then: they wait in a collective, for the job's watchdog."""
+    played = either(
+        release="2.28",
+        comms=2,
+        abort_creation=rank,
+        survivors_go_on=go_on,
+        watchdog=0.2,
+        calls=4000,
+    )
+    world = played.communicators[0]
+    assert (world.calls == 4000) == bool(go_on)
+    other = [comm for comm in played.communicators if comm.slot == 1]
+    assert any(comm.acted for comm in other), played.log
+
+
+@pytest.mark.parametrize("release", ["2.28", "2.30"])
+def test_allgatherv_is_given_no_channels_that_are_not_there(release: str, either: Either) -> None:
+    """It asks about an AllGather and takes the number as the index of a channel."""
+    many = Config(Algorithm.Ring, Protocol.LL128, 64)
+    artifact = write_artifact(either.setting.root / "many", many, shapes_of(4))
+    either = replace(either, setting=replace(either.setting, artifact=artifact))
+    played = either(*every(20, "bcasts=3", rank=ALL), release=release)
+    assert played.acted > 0
+
+
+def test_the_recorder_alone_agrees_on_nothing(job_build_dir: Path, setting: Setting) -> None:
+    """In mode observe. Children write nothing into their parents' files."""
+    seen, calls = setting.root / "look", setting.root / "calls"
+    calls.mkdir(mode=0o700)
+    own = {"DYNAMICCL_CALLS_DIR": str(calls), "DYNAMICCL_SAMPLE_PERCENT": "100"}
+    played = player_of(job_build_dir, PROFILER_NAME)(
+        *at(400, look(seen), rank=ALL),
+        *every(300, "fork", rank=ALL),
+        environment=setting.environment() | own,
+        ranks=4,
+        rate=1000,
+        calls=700,
+        max_group=1,
+        release="2.28",
+        kernel_drop=20,
+    )
+    assert played.acted == 0
+    assert len(list(calls.iterdir())) == 4
+    records = records_of(calls, 0)
+    assert len(records) == played.calls
+    assert 0.1 < (records["start_ns"] > 0).mean() < 0.7  # not of calls that lost an event
+    for rank in ranks_in(seen):
+        assert re.findall("^dynamiccl.*", rank, re.MULTILINE) == ["dynamiccl-calls"]
+    assert len(ranks_in(seen)) == 4
+
+
+ACTS = {"WILFUL_ACT_FROM": "100"}
+
+
+def test_what_differs_and_what_nccl_does_not_survive_is_found(play_wilful: Player) -> None:
+    played = play_wilful(environment=ACTS, ranks=4, comms=4, threads=2)
+    assert [len(comm.ranks) for comm in played.communicators] == [4, 2, 2, 2, 2, 2, 2]
+    assert all(comm.first_acted == 100 for comm in played.communicators)
+    assert played.switches == 7  # from NCCL's own choice, once for each
+    late = play_wilful(*on_rank(2, {"WILFUL_ACT_FROM": "101"}), environment=ACTS, ranks=4)
+    assert (late.disagreements, late.acted_unevenly) == (1, 1)
+    answers = late.first_disagreement
+    assert [(answer["call"], answer["acted"]) for answer in answers] == [
+        *((100, 1), (100, 1), (100, 0), (100, 1))
+    ]
+    assert (answers[2]["protocol"], answers[2]["num_channels"]) != (Protocol.LL, 3)
+    for name, value, complaint in (
+        ("CELL", "20", "wrote into the unavailable cell 20"),
+        ("CHANNELS", "65", "asked for 65 channels"),
+        ("LOG_FROM_THREAD", "1", "logged from a thread of its own"),
+    ):
+        wilful = ACTS | {f"WILFUL_{name}": value}
+        played = play_wilful(environment=wilful, ranks=2, release="2.30", calls=300)
+        assert any(complaint in text for text in played.ranks[0].violations)

@@ -13,8 +13,8 @@ from typing import Any, Final
 import pytest
 
 from tests.serve.jobs.arbiter import Arbiter, Between
-from tests.serve.jobs.conftest import Inits
-from tests.serve.jobs.setting import Setting, make_setting
+from tests.serve.jobs.conftest import Inits, Voting
+from tests.serve.jobs.setting import FIRST, prepared, write_artifact
 
 LIMIT_MS: Final = 1000
 #: What tests wait for in vain is a tenth of what a job waits for.
@@ -22,13 +22,6 @@ SHORT_LIMIT: Final = {"DYNAMICCL_TEST_LIMIT_MS": str(LIMIT_MS)}
 Start = Callable[..., Arbiter]
 
 by_both = pytest.mark.parametrize("by_arbiter", [False, True], ids=["word", "arbiter"])
-
-
-def chosen(setting: Setting, start: Start, *, by_arbiter: bool) -> dict[str, str]:
-    """The environment of ranks that vote by a word, or by an arbiter; with short limits."""
-    if not by_arbiter:
-        return setting.environment() | SHORT_LIMIT
-    return setting.by_arbiter(start(setting, limit_ms=LIMIT_MS).address) | SHORT_LIMIT
 
 
 def counts(found: dict[str, Any]) -> tuple[int, int, int]:
@@ -53,10 +46,9 @@ def test_whoever_waits_in_vain_abstains_within_the_bound(
     abstain: int,
     by_arbiter: bool,
     inits: Inits,
-    four_ranks: Setting,
-    arbiter: Start,
+    voting: Voting,
 ) -> None:
-    environment = chosen(four_ranks, arbiter, by_arbiter=by_arbiter)
+    environment = voting(by_arbiter, LIMIT_MS)
     found = inits(environment, ranks=4, **options)
     assert counts(found) == (0, abstain, 0)
     assert found["longest_ms"] < 2 * LIMIT_MS
@@ -64,17 +56,14 @@ def test_whoever_waits_in_vain_abstains_within_the_bound(
         assert LIMIT_MS / 2 < found["longest_abort_ms"] < 2 * LIMIT_MS
     if "late" in options:
         assert found["ms"][0] < LIMIT_MS / 2  # from the late one's entry on
-        assert not list(Path("/dev/shm").glob(f"dynamiccl-*-{four_ranks.job}-*"))
+        assert not list(Path("/dev/shm").glob(f"dynamiccl-*-{inits.setting.job}-*"))
 
 
-def test_processes_with_a_dev_shm_each_abstain_and_wait_long_once(
-    inits: Inits, four_ranks: Setting
-) -> None:
+def test_processes_with_a_dev_shm_each_abstain_and_wait_long_once(inits: Inits) -> None:
     """As containers of one host without a common one."""
     if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
         pytest.skip("no mount namespaces here: nothing was checked")
-    environment = four_ranks.environment() | SHORT_LIMIT
-    found = inits(environment, ranks=4, processes=2, rounds=4, own_shm=1)
+    found = inits(SHORT_LIMIT, ranks=4, processes=2, rounds=4, own_shm=1)
     assert counts(found) == (0, 16, 0)
     first, second, *others = found["ms"]
     assert first >= LIMIT_MS - 100
@@ -82,36 +71,32 @@ def test_processes_with_a_dev_shm_each_abstain_and_wait_long_once(
     assert max(others) < LIMIT_MS / 4
 
 
-def test_a_full_dev_shm_makes_all_abstain(inits: Inits, four_ranks: Setting) -> None:
+def test_a_full_dev_shm_makes_all_abstain(inits: Inits) -> None:
     """Where `ftruncate` would succeed, and the first write to the memory be a SIGBUS."""
     full = "mount -t tmpfs -o size=8k tmpfs /dev/shm && head -c 8192 /dev/zero >/dev/shm/full"
     if subprocess.run(["unshare", "-m", "sh", "-c", full], check=False).returncode:
         pytest.skip("no mount namespaces here: nothing was checked")
     within = ["unshare", "-m", "sh", "-c", full + ' && exec "$0" "$@"']
-    found = inits(four_ranks.environment(), within=within, ranks=4, processes=4)
+    found = inits(within=within, ranks=4, processes=4)
     assert counts(found) == (0, 4, 0)
     assert found["longest_ms"] < LIMIT_MS
 
 
-def test_strangers_who_take_all_connections_keep_nobody_from_the_answer(
-    inits: Inits, four_ranks: Setting, arbiter: Start
-) -> None:
-    started = arbiter(four_ranks)
+def test_strangers_on_all_connections_keep_nobody_waiting(inits: Inits, arbiter: Start) -> None:
+    started = arbiter()
     with contextlib.ExitStack() as stack:
         for _ in range(400):
             address = ("127.0.0.1", started.port)
             stack.enter_context(socket.create_connection(address, timeout=0.5))
-        found = inits(four_ranks.by_arbiter(started.address), ranks=4, processes=2, rounds=10)
+        found = inits(inits.setting.by_arbiter(started.address), ranks=4, processes=2, rounds=10)
     assert counts(found) == (40, 0, 0)
     assert found["longest_ms"] < 10_000
 
 
-def test_an_arbiter_minds_no_signal_gives_an_id_one_table_and_outlives_its_keeper(
-    inits: Inits, four_ranks: Setting, arbiter: Start
-) -> None:
+def test_an_arbiter_minds_no_signal_and_no_lost_keeper(inits: Inits, arbiter: Start) -> None:
     """What a launcher sends to all processes of a step is not for it."""
-    started = arbiter(four_ranks)
-    environment = four_ranks.by_arbiter(started.address)
+    started = arbiter()
+    environment = inits.setting.by_arbiter(started.address)
     for pid in started.processes():
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
             os.kill(pid, number)
@@ -120,13 +105,11 @@ def test_an_arbiter_minds_no_signal_gives_an_id_one_table_and_outlives_its_keepe
     assert counts(inits(environment, ranks=4, processes=2, rounds=2)) == (4, 4, 0)
 
 
-def test_an_arbiter_with_few_descriptors_answers_all_alike(
-    inits: Inits, job_build_dir: Path, tmp_path: Path
-) -> None:
-    setting = make_setting(tmp_path, num_ranks=24)
-    program = ["prlimit", "--nofile=16", str(job_build_dir / "dynamiccl-arbiter")]
-    with Arbiter(program, setting.job, LIMIT_MS) as started:
-        environment = setting.by_arbiter(started.address) | SHORT_LIMIT
+def test_an_arbiter_with_few_descriptors_answers_all_alike(inits: Inits, tmp_path: Path) -> None:
+    artifact = write_artifact(tmp_path / "large", FIRST, [(1, 4), (1, 24)])
+    program = ["prlimit", "--nofile=16", str(inits.directory / "dynamiccl-arbiter")]
+    with Arbiter(program, inits.setting.job, LIMIT_MS) as started:
+        environment = inits.setting.by_arbiter(started.address) | SHORT_LIMIT | prepared(artifact)
         found = inits(environment, ranks=24, processes=24, rounds=3)
         assert (found["failed"], found["tables"] % 24) == (0, 0)
         found = inits(environment, ranks=4, processes=4, rounds=4)
@@ -134,18 +117,16 @@ def test_an_arbiter_with_few_descriptors_answers_all_alike(
 
 
 @by_both
-def test_two_steps_of_one_allocation_are_two_jobs(
-    by_arbiter: bool, inits: Inits, four_ranks: Setting, arbiter: Start
-) -> None:
+def test_steps_of_one_allocation_are_jobs(by_arbiter: bool, inits: Inits, voting: Voting) -> None:
     """`dynamiccl-run srun ... &`, twice; here both even use the same ids."""
-    environment = chosen(four_ranks, arbiter, by_arbiter=by_arbiter)
+    environment = voting(by_arbiter, LIMIT_MS)
     with ThreadPoolExecutor() as pool:
         both = list(
             pool.map(
                 lambda job: inits(
                     environment | {"DYNAMICCL_JOB": job}, ranks=4, processes=2, rounds=3, late=200
                 ),
-                (four_ranks.job, "0123456789abcdef"),
+                (inits.setting.job, "0123456789abcdef"),
             )
         )
     # The second one finds the first one's arbiter on the port, and keeps NCCL's choice.
@@ -154,11 +135,9 @@ def test_two_steps_of_one_allocation_are_two_jobs(
     assert both[1]["longest_ms"] < LIMIT_MS
 
 
-def test_a_port_on_which_nobody_answers_is_waited_at_long_once(
-    inits: Inits, four_ranks: Setting
-) -> None:
+def test_a_port_on_which_nobody_answers_is_waited_at_long_once(inits: Inits) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
-        environment = four_ranks.by_arbiter(f"127.0.0.1:{silent.getsockname()[1]}")
+        environment = inits.setting.by_arbiter(f"127.0.0.1:{silent.getsockname()[1]}")
         found = inits(environment | SHORT_LIMIT, ranks=4, processes=2, rounds=4)
     assert counts(found) == (0, 16, 0)
     first, second, *others = found["ms"]
@@ -190,28 +169,24 @@ LOSSES: Final[dict[str, tuple[str, Loss, set[int]]]] = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_what_is_lost_on_the_way_fails_nobody(
-    loss: str, inits: Inits, four_ranks: Setting, arbiter: Start
-) -> None:
+def test_what_is_lost_on_the_way_fails_nobody(loss: str, inits: Inits, arbiter: Start) -> None:
     """And never a table beside an abstention."""
     when, lose, tables = LOSSES[loss]
-    started = arbiter(four_ranks, limit_ms=LIMIT_MS)
+    started = arbiter(limit_ms=LIMIT_MS)
     with Between(started.port, lambda between: lose(started, between), when) as between:
-        environment = four_ranks.by_arbiter(between.address) | SHORT_LIMIT
+        environment = inits.setting.by_arbiter(between.address) | SHORT_LIMIT
         found = inits(environment, ranks=4, processes=4)
     assert found["failed"] == 0
     assert (found["tables"], found["abstained"]) in {(n, 4 - n) for n in tables}, between.passed
     assert found["longest_ms"] < 6 * LIMIT_MS
 
 
-def test_who_has_confirmed_and_never_hears_fails_within_the_answer_limit(
-    inits: Inits, four_ranks: Setting, arbiter: Start
-) -> None:
+def test_who_never_hears_fails_within_the_answer_limit(inits: Inits, arbiter: Start) -> None:
     """The one case in which we end a job. Nobody hangs in `init`; threads are not left bound."""
     short_ms = 100  # and 3 s for 300
-    started = arbiter(four_ranks, limit_ms=short_ms)
+    started = arbiter(limit_ms=short_ms)
     with Between(started.port, lambda between: between.disturb("swallow"), "confirm") as between:
-        environment = four_ranks.by_arbiter(between.address)
+        environment = inits.setting.by_arbiter(between.address)
         environment |= {"DYNAMICCL_TEST_LIMIT_MS": str(short_ms)}
         found = inits(environment, ranks=4, processes=4, bind=1)
     asked = between.passed["still there?"]
