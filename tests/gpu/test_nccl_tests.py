@@ -10,14 +10,12 @@ left in out/gpu/ (a small one, to be shipped as a sample with its origin).
 `NCCL_TESTS_STAND_IN=1` runs the same with the stand-in, to check this file itself without a GPU.
 """
 
-import os
 import shutil
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-from tests.fakes.nccl_tests.install import install_stand_in
 from tests.gpu.ranks import STAND_IN, collected, shared
 
 pytestmark = pytest.mark.gpu
@@ -48,24 +46,10 @@ kind = "mpirun"
 """
 
 
-@pytest.fixture(scope="module")
-def binaries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of nccl-tests' programs, or of their stand-ins; skips where nothing can run."""
-    if shutil.which("mpirun") is None:
-        pytest.skip("mpirun is not installed")
-    if STAND_IN:
-        return install_stand_in(tmp_path_factory.mktemp("bin"))
-    if shutil.which("nvidia-smi") is None:
-        pytest.skip("no NVIDIA driver: nothing was checked")
-    #   NCCL_TESTS_DIR  tests/gpu: the folder of nccl-tests' programs.
-    named = os.environ.get("NCCL_TESTS_DIR")
-    if named is None:
-        pytest.skip("say where nccl-tests was built: NCCL_TESTS_DIR=...")
-    return Path(named).resolve()
-
-
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_sweep_is_read_back(ranks: int, tmp_path: Path, binaries: Path, sweep_path: Path) -> None:
+def test_sweep_in_one_process_is_played_and_read_back(
+    ranks: int, tmp_path: Path, binaries: Path, sweep_path: Path
+) -> None:
     launcher = shared(NCCL_TESTS_DEVICE="0")
     text = SWEEP.format(ranks=ranks, plugin=sweep_path, launcher=launcher)
     found = collected(tmp_path, text, 1500, "--nccl-tests-dir", str(binaries))

@@ -77,30 +77,37 @@ def run_adaptive_job(root: Path, plugin: Path, ranks: int) -> Job:
         return run_job(root, ranks, environment, let_it_adapt_then_kill)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_switch_at_the_same_calls(ranks: int, tmp_path: Path, adaptive_path: Path) -> None:
+@pytest.fixture(scope="module", params=[2, 3])
+def job(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, adaptive_path: Path
+) -> Job:
     skip_without_nccl((2, 28))
-    job = run_adaptive_job(tmp_path, adaptive_path, ranks)
+    return run_adaptive_job(tmp_path_factory.mktemp("job"), adaptive_path, int(request.param))
+
+
+def test_every_size_runs_what_its_table_says(job: Job) -> None:
     job.assert_loaded()
-    changes, *others = [table_changes(records) for records in job.records]
-    assert all(other == changes for other in others)
-    first, second, own = [table for _, table in changes]
-    assert own == 0
     for records in job.records:
+        first, second, own = [table for _, table in table_changes(records)]
+        assert own == 0
         assert_ran(records, first, FIRST)
         assert_ran(records, second, SECOND)
         sizes = set(choices_of(records, own))
         assert set(choices_of(records, first)) == sizes == set(choices_of(records, second))
-        assert not records["decided"][records["table"] == own].any()
+
+
+def test_ranks_switch_at_the_same_calls(job: Job) -> None:
+    first, *others = [table_changes(records) for records in job.records]
+    assert all(other == first for other in others)
+
+
+def test_kill_file_restores_the_choice_of_nccl(job: Job) -> None:
+    own = [choices_of(records, 0) for records in job.records]
+    assert all(other == own[0] for other in own)
     # Of two ranks NCCL's own choice is Ring at every size, with the protocol of either table.
-    assert_nccls_own(job, own, SECOND)
-
-
-def assert_nccls_own(job: Job, table: int, ours: Config) -> None:
-    """All ranks chose alike while that table was in force, and not ours everywhere."""
-    chosen = [choices_of(records, table) for records in job.records]
-    assert all(own == chosen[0] for own in chosen)
-    assert any(cells != {(ours.algorithm, ours.protocol)} for cells in chosen[0].values())
+    assert any(cells != {(SECOND.algorithm, SECOND.protocol)} for cells in own[0].values())
+    for records in job.records:
+        assert not records["decided"][records["table"] == 0].any()
 
 
 #: NCCL has it everywhere, and does not choose it for the largest of these sizes.
@@ -108,27 +115,41 @@ TABLE: Final = Config(Algorithm.Ring, Protocol.LL, 2)
 RUNNING_S: Final = 15
 
 
-@pytest.mark.parametrize("is_killed", [False, True])
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_every_call_from_the_first_on_runs_what_the_table_says_without_a_kill_file(
-    ranks: int, is_killed: bool, tmp_path: Path, plugin_path: Path
-) -> None:
+@pytest.fixture(scope="module", params=[2, 3])
+def jobs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, plugin_path: Path
+) -> list[Job]:
+    """The same job under the table, and with a kill file from the beginning."""
     skip_without_nccl((2, 28))
-    write_bound_artifact(tmp_path / "artifact", plugin_path, TABLE, ranks)
-    if is_killed:
-        (tmp_path / "artifact" / "kill").touch(mode=0o600)
+    ranks = int(request.param)
     environment = {
         "NCCL_TUNER_PLUGIN": str(plugin_path),
         "NCCL_PROFILER_PLUGIN": str(plugin_path.with_name(PROFILER_NAME)),
         "DYNAMICCL_MODE": "table",
     }
-    job = run_job(tmp_path, ranks, environment, lambda: time.sleep(RUNNING_S))
-    job.assert_loaded()
-    said = "a kill file is there" if is_killed else "the artifact's table, from call 0"
-    assert all(said in log for log in job.logs)
-    if is_killed:
-        assert_nccls_own(job, 0, TABLE)
-        return
-    for records in job.records:
+    found = []
+    for name in ("tuned", "killed"):
+        root = tmp_path_factory.mktemp(name)
+        write_bound_artifact(root / "artifact", plugin_path, TABLE, ranks)
+        if name == "killed":
+            (root / "artifact" / "kill").touch(mode=0o600)
+        found.append(run_job(root, ranks, environment, lambda: time.sleep(RUNNING_S)))
+    return found
+
+
+def test_every_call_from_the_first_on_runs_what_the_table_says(jobs: list[Job]) -> None:
+    tuned, _ = jobs
+    tuned.assert_loaded()
+    assert all("the artifact's table, from call 0" in log for log in tuned.logs)
+    for records in tuned.records:
         assert int(records["sequence"][0]) == 0
         assert_ran(records, 0, TABLE)
+
+
+def test_a_kill_file_leaves_nccls_own_choice_on_every_rank(jobs: list[Job]) -> None:
+    _, killed = jobs
+    killed.assert_loaded()
+    assert all("a kill file is there" in log for log in killed.logs)
+    chosen = [choices_of(records, 0) for records in killed.records]
+    assert all(own == chosen[0] for own in chosen)
+    assert any(cells != {(TABLE.algorithm, TABLE.protocol)} for cells in chosen[0].values())
