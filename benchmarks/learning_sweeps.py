@@ -1,15 +1,13 @@
 """What the belief makes of sweeps: whole ones, a user's small one, published ones, other shapes.
 
-* `sweep_figures`: of judge's worlds every other size is measured with all configs; or all sizes
-  with the noise of nodes in a cloud, where a rival, `pooled`, takes one config for all sizes; or
-  what a user measures (`judge_worlds.small_sweep`), of which octaves are left out in turn, too.
+* `sweep_figures`: of judge's worlds every other size is measured; or all, with the noise of nodes
+  in a cloud, where a rival, `pooled`, takes one config for all sizes; or what a user measures
+  (`judge_worlds.small_sweep`), of which octaves are left out in turn, too.
 * `public_figures`: published sweeps, each octave left out in turn; truth is the median.
-* `shape_figures`: ten group shapes of H100 nodes, two left out in each turn. A sweep of all is
-  noisy (three cycles), half of the sizes are no powers of two; judge is the sweep without noise.
+* `shape_figures`: ten group shapes of H100 nodes, two left out in each turn of a noisy sweep.
 * `transferred`, `on_repeats`: a table of another machine, and one of the simulator, on this one.
 
-Rival is `interpolated`, which acts by the same rule. Scores and intervals are those of
-learning_belief.py.
+Rival is `interpolated`, which acts by the same rule; scores and intervals are learning_belief's.
 """
 
 import tempfile
@@ -20,7 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 import polars as pl
-from harness import parallel
+from harness import COLLECTIVES, parallel, simulated
 from judge_worlds import (
     DISTINCT,
     KINDS,
@@ -53,7 +51,6 @@ from learning_belief import (
 from sweeps import SWEEPS, Measured, public_tables
 
 from dynamiccl.belief import Belief, Bools, prior_of
-from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.cells import task_grid, tuned
 from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import read
@@ -75,25 +72,20 @@ from dynamiccl.train.recipe import make_recipe
 #: gain.
 SWEEPS_DRAWN: Final = 10
 TO_GAIN: Final = 0.05
+#: By what of a small sweep is judged: names of the gain kept, and of the share of slower sizes.
+SMALL: Final = {
+    "measured": ("gain_kept", "share_worse"),
+    "left_out": ("left_out_kept", "left_out_share_worse"),
+    "near": ("near_kept", "near_share_worse"),
+}
 #: Ln of time: the noise of a call on a node in a cloud; and spreads that a pooled gain must exceed.
 NOISY: Final = 0.15
 _POOLED: Final = 2.0
-SHAPE_SWEEP: Final = """
-name = "{name}"
-system = "h100-ib-simulated"
-collectives = ["AllReduce", "AllGather", "ReduceScatter"]
-algorithms = ["Ring", "Tree", "NVLSTree"]
-groups = [{groups}]
-sizes = {{ min = "1K", max = "1G", steps_per_octave = 2 }}
-nccl_version = "2.27.5"
-cycles = {cycles}
-[simulator]
-seed = {seed}
-{noise}
-"""
 NO_NOISE: Final = "noise_sigma = 0.0\ntail_probability = 0.0\ndrift_sigma = 0.0"
 #: On nodes with fewer ranks the model's best is NCCL's default, everywhere.
 SHAPES: Final = [(nodes, ranks) for nodes in (2, 4, 8, 16, 32) for ranks in (4, 8)]
+#: Half of the sizes are no powers of two.
+SHAPE_SIZES: Final = '{ min = "1K", max = "1G", steps_per_octave = 2 }'
 #: Noisy sweeps of which two of ten shapes are left out in each turn.
 SHAPE_SEEDS: Final = 2
 #: The recipe of the belief.
@@ -103,36 +95,34 @@ LOOKS: Final = (0, 5, 10, 20, 40)
 
 
 def sweep_figures(count: int) -> dict[str, Any]:
-    """Whole sweeps of every other size of `count` worlds; and small sweeps."""
+    """Whole sweeps of every other size of `count` worlds; noisy and small ones."""
     tables = judge_tables(count, 0)
-    grids = in_parallel(_whole_sweep, [(table, i) for i, table in enumerate(tables)])
-    ours, rival = (of(grids, choose=each) for each in ("belief", "interpolated"))
-    figures: dict[str, Any] = {
-        "grid_worlds": count,
-        "grid_share_worse": upper(ours, "acts"),
-        "grid_share_worse_all": upper(ours, "sizes"),
-        **with_interval("grid_mean_regret", ours, mean_of("regret")),
-        **with_interval("grid_gain_kept", ours, ratio("gain", "possible")),
-        **with_interval("grid_interpolated_mean_regret", rival, mean_of("regret")),
-        **with_interval("grid_interpolated_share_worse", rival, ratio("worse", "acts")),
-    }
-    noisy = in_parallel(_noisy_sweep, [(table, i) for i, table in enumerate(tables)])
-    for choose, mine in by(noisy, "choose").items():
-        name = "noisy" if choose == "belief" else f"noisy_{choose}"
+    jobs = [(table, i) for i, table in enumerate(tables)]
+    grids, figures = by(in_parallel(_whole_sweep, jobs), "choose"), {"grid_worlds": count}
+    for choose, mine in grids.items():
+        name = "grid" if choose == "belief" else f"grid_{choose}"
+        figures |= with_interval(f"{name}_mean_regret", mine, mean_of("regret"))
         figures |= with_interval(f"{name}_gain_kept", mine, ratio("gain", "possible"))
-        figures[f"{name}_share_worse"] = upper(mine, "acts")
-    worth_it = list(_worth_it(tables))
-    small = in_parallel(_small_sweep, [(t, draw) for t in worth_it for draw in range(SWEEPS_DRAWN)])
+    worse = with_interval("share_worse", grids["interpolated"], ratio("worse", "acts"))
+    figures |= {f"grid_interpolated_{key}": value for key, value in worse.items()}
+    figures["grid_share_worse"] = upper(grids["belief"], "acts")
+    figures["grid_share_worse_all"] = upper(grids["belief"], "sizes")
+    for choose, mine in by(in_parallel(_noisy_sweep, jobs), "choose").items():
+        name = "noisy" if choose == "belief" else f"noisy_{choose}"
+        figures |= _kept(f"{name}_gain_kept", f"{name}_share_worse", mine)
+    jobs = [(table, draw) for table in _worth_it(tables) for draw in range(SWEEPS_DRAWN)]
     # `near`: of what is left out the sizes at which the belief may act.
-    for where in ("measured", "left_out", "near"):
-        for choose, name in (("belief", ""), ("interpolated", "_interpolated")):
-            mine = of(small, where=where, choose=choose)
-            by_table = [summed(each) for each in by(mine, "world").values()]
-            prefix = "small_sweep_" if where == "measured" else f"small_sweep_{where}_"
-            kept = f"{prefix}{'gain_' if where == 'measured' else ''}kept{name}"
-            figures |= with_interval(kept, by_table, ratio("gain", "possible"))
-            figures[f"{prefix}share_worse{name}"] = upper(by_table, "acts")
+    for (where, choose), mine in by(in_parallel(_small_sweep, jobs), "where", "choose").items():
+        name = "" if choose == "belief" else f"_{choose}"
+        kept, worse = SMALL[where]
+        by_table = [summed(each) for each in by(mine, "world").values()]
+        figures |= _kept(f"small_sweep_{kept}{name}", f"small_sweep_{worse}{name}", by_table)
     return figures
+
+
+def _kept(kept: str, worse: str, rows: Sequence[Row]) -> dict[str, float]:
+    """The share of the gain, and the upper end of the share of slower sizes, by these names."""
+    return with_interval(kept, rows, ratio("gain", "possible")) | {worse: upper(rows, "acts")}
 
 
 def _worth_it(tables: Sequence[Table]) -> Iterable[Table]:
@@ -208,10 +198,9 @@ def choices(grid: Grid, log_times_us: Floats, allowed: Bools) -> dict[str, Ints]
     """
     places, log_us, variance = cells(grid, log_times_us)
     belief = Belief(prior_of(grid), places, log_us, variance, allowed=allowed)
-    measured = np.where(allowed, spread_out(places, log_us, allowed.shape), np.nan)
-    measured[:, 0] = spread_out(places, log_us, allowed.shape)[:, 0]
-    caution = belief.caution()
-    rival = interpolated(belief.is_near, caution, measured, grid.log2_sizes)
+    known = allowed | (np.arange(len(grid.configs)) == 0)
+    measured = np.where(known, spread_out(places, log_us, allowed.shape), np.nan)
+    rival = interpolated(belief.is_near, belief.caution(), measured, grid.log2_sizes)
     return {"belief": belief.decide(), "interpolated": rival}
 
 
@@ -219,16 +208,14 @@ def cells(grid: Grid, log_times_us: Floats) -> tuple[Ints, Floats, Floats]:
     """(n,) places that were measured, their ln us and the variance of these, by their repeats."""
     num_sizes, num_configs, _ = log_times_us.shape
     times: dict[Hashable, list[tuple[int, float]]] = {}
-    places = list[int]()
     for place, row in enumerate(log_times_us.reshape(num_sizes * num_configs, -1).tolist()):
         known = [(repeat, value) for repeat, value in enumerate(row) if np.isfinite(value)]
-        if known:
-            times[place] = known
-            places.append(place)
-    log2_size: dict[Hashable, float] = {p: grid.log2_sizes[p // num_configs] for p in places}
+        times |= {place: known} if known else {}
+    places = np.array([*times], dtype=np.int64)
+    log2_size = dict(zip(times, np.array(grid.log2_sizes)[places // num_configs], strict=True))
     found = cells_of(times, log2_size, range(0, num_sizes * num_configs, num_configs))
-    log_us, variance, _ = np.array([found[place] for place in places]).T
-    return np.array(places, dtype=np.int64), log_us, variance
+    log_us, variance, _ = np.array([found[place] for place in times]).T
+    return places, log_us, variance
 
 
 def _octaves(grid: Grid) -> Ints:
@@ -265,8 +252,8 @@ def _octaves_left_out(grid: Grid, log_times_us: Floats, allowed: Bools) -> dict[
 def shape_figures() -> dict[str, Any]:
     """Two of the ten shapes left out in turn: what the belief and rivals make of the others."""
     with tempfile.TemporaryDirectory() as folder:
-        truth = shape_sweep(Path(folder), "truth", 1, 1000, NO_NOISE)
-        jobs = [(Path(folder), f"cycles-{seed}", 3, seed) for seed in range(SHAPE_SEEDS)]
+        truth = shape_sweep(Path(folder), 1000, 1, NO_NOISE)
+        jobs = [(Path(folder), seed, 3, "") for seed in range(SHAPE_SEEDS)]
         measured = [data for _, data in parallel(shape_sweep, jobs)]
         turns = [(data, truth, turn) for data in measured for turn in range(len(SHAPES))]
         rows = in_parallel(_shape_left_out, turns)
@@ -275,17 +262,15 @@ def shape_figures() -> dict[str, Any]:
         by_turn = [summed(each) for each in by(mine, "turn").values()]
         name = "shape_left_out" if policy == BELIEF else f"shape_left_out_{policy}"
         figures |= with_interval(f"{name}_mean_regret", mine, mean_of("regret"))
-        figures |= with_interval(f"{name}_gain_kept", by_turn, ratio("gain", "possible"))
-        figures[f"{name}_share_worse"] = upper(by_turn, "acts")
-        figures[f"{name}_share_worse_all"] = upper(by_turn, "sizes")
+        figures |= _kept(f"{name}_gain_kept", f"{name}_share_worse", by_turn)
     return figures
 
 
-def shape_sweep(out: Path, name: str, cycles: int, seed: int, noise: str = "") -> Path:
+def shape_sweep(out: Path, seed: int, cycles: int, noise: str) -> Path:
     """A simulated sweep over all shapes."""
     groups = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = {r} }}" for n, r in SHAPES)
-    text = SHAPE_SWEEP.format(name=name, groups=groups, cycles=cycles, seed=seed, noise=noise)
-    return simulate(text, out / name)
+    lines = {"collectives": COLLECTIVES, "groups": f"[{groups}]", "sizes": SHAPE_SIZES}
+    return simulated(out / f"sweep-{seed}", seed, cycles, **lines, noise=noise)
 
 
 def _shape_left_out(data: Path, truth: Path, turn: int) -> list[Row]:
@@ -317,9 +302,10 @@ def public_figures() -> dict[str, Any]:
         return {"public_skipped": f"no {SWEEPS}"}
     tables = [table for table in public_tables() if table.has_octaves]
     rows = in_parallel(_public, [(table,) for table in tables])
-    lines: dict[str, dict[str, float]] = {}
-    for row in rows:
-        lines.setdefault(row["world"], {})[row["choose"]] = row["regret"]
+    lines = {
+        world: {row["choose"]: row["regret"] for row in of_table}
+        for world, of_table in by(rows, "world").items()
+    }
     apart = [{"less": line["belief"] - line["interpolated"]} for line in lines.values()]
     figures: dict[str, Any] = {"public_tables": lines}
     for name, choose in (("", "belief"), ("interpolated_", "interpolated"), ("nccl_", "own")):
