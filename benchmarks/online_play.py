@@ -6,18 +6,15 @@ state and is as late: 0 is NCCL's own choice, 1 the oracle. Constants are of see
 
 import copy
 import itertools
-import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
-import harness
 import numpy as np
 import torch
-from harness import student
+from harness import FULL
 from online_world import Actions, RoundEnv, Setting
 
 from dynamiccl.datasets.history import WINDOW_FEATURES, WINDOW_LENGTH
@@ -25,8 +22,7 @@ from dynamiccl.train.networks import Imitator, StatefulTrunk, Trunk
 from dynamiccl.train.online.a3c import ActorCritic, Player, SharedRmsProp, update
 from dynamiccl.train.recipe import Recipe, make_recipe
 
-#   FULL  anything: ten seeds and 1,000 updates, in place of three and 300.
-FULL: Final = bool(os.environ.get("FULL"))
+#: FULL has ten seeds and 1,000 updates, in place of three and 300.
 SEEDS: Final = range(10 if FULL else 3)
 UPDATES: Final = 1_000 if FULL else 300
 #: Seed, jobs and rounds of episodes to score in, where no actor plays.
@@ -46,7 +42,7 @@ class Actor(NamedTuple):
         """The player in this world."""
         torch.set_num_threads(1)
         torch.manual_seed(self.seed)
-        env = self.setting.env(self.recipe.jobs, self.recipe)
+        env = RoundEnv(self.setting, self.recipe.jobs, self.recipe)
         return Player(env, units, self.recipe, self.seed, is_greedy=is_greedy)
 
 
@@ -63,7 +59,7 @@ def make_network(setting: Setting, recipe: Recipe, seed: int) -> ActorCritic:
     """Untrained, with observations scaled as in some rounds of random play."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    env, draw = setting.env(8, recipe), np.random.default_rng(seed)
+    env, draw = RoundEnv(setting, 8, recipe), np.random.default_rng(seed)
     seen, actions = [env.reset(seed)], env.tables.mask.shape[1]
     for _ in range(40):
         drawn = draw.random((8, *env.tables.mask.shape)) * env.tables.mask
@@ -99,7 +95,7 @@ class Judge:
 
     def play(self, choose: Callable[[RoundEnv], Actions]) -> RoundEnv:
         """Episodes of a rule, whose decisions are configs."""
-        env = RoundEnv(self.actor.setting, JOBS, self.actor.recipe)
+        env = RoundEnv(replace(self.actor.setting, has_moves=False), JOBS, self.actor.recipe)
         env.reset(self.actor.seed)
         while not env.is_over:
             env.step(choose(env))
@@ -140,13 +136,27 @@ class Mark(NamedTuple):
         return cls(updates, time.monotonic() - began, weights)
 
 
-def train(
-    players: Sequence[Player], shared: Any, marks: int = 1, learn: Callable[..., Any] = update
+def actors(setting: Setting, recipe: Recipe, seed: int) -> Any:
+    """As many as the recipe has, in worlds of their own."""
+    return [Actor(setting, recipe, seed * 1000 + each) for each in range(recipe.actors)]
+
+
+def train(  # noqa: PLR0913, PLR0917 - what one run is
+    setting: Setting,
+    recipe: Recipe,
+    seed: int,
+    shared: Any,
+    marks: int = 1,
+    learn: Callable[..., Any] = update,
+    curiosity: Callable[[], float] | None = None,
 ) -> list[Mark]:
-    """Actor-learner threads on shared weights, without locks, as the paper's; snapshots."""
-    recipe, began = players[0].recipe, time.monotonic()
+    """Actor-learner threads on shared weights, without locks, as the paper's; snapshots.
+
+    `curiosity` draws the factor of the entropy's weight of each actor, in place of the product's.
+    """
+    players = [each.player(shared.state_units) for each in actors(setting, recipe, seed)]
     optimizer, average = SharedRmsProp(list(shared.parameters())), copy.deepcopy(shared)
-    counter, found = itertools.count(1), list[Mark]()
+    counter, found, began = itertools.count(1), list[Mark](), time.monotonic()
 
     def act(player: Player) -> None:
         own = copy.deepcopy(shared)
@@ -156,6 +166,8 @@ def train(
             if number % (recipe.steps // marks) == 0:
                 found.append(Mark.of(number, began, average))
 
+    for player in players:
+        player.curiosity = curiosity() if curiosity else player.curiosity
     threads = [threading.Thread(target=act, args=(player,)) for player in players]
     for thread in threads:
         thread.start()
@@ -169,27 +181,3 @@ def mix(average: Any, shared: Any, recipe: Recipe) -> None:
     """The running average of weights, which is what runs export."""
     for mean, now in zip(average.parameters(), shared.parameters(), strict=True):
         mean.lerp_(now, 1.0 - recipe.average_decay)
-
-
-def players_of(setting: Setting, recipe: Recipe, seed: int, units: int = 0) -> list[Player]:
-    """Players of all actors."""
-    return [each.player(units) for each in actors(setting, recipe, seed)]
-
-
-def actors(setting: Setting, recipe: Recipe, seed: int) -> Any:
-    """As many as the recipe has, in worlds of their own."""
-    return [Actor(setting, recipe, seed * 1000 + each) for each in range(recipe.actors)]
-
-
-def figures(name: str, values: Sequence[float]) -> Found:
-    """The mean with its 95 % interval (Student's, over seeds), and how many there are."""
-    return {**student(list(values), name), f"{name}_seeds": len(values)}
-
-
-def run_parts(name: str, parts: Mapping[str, Callable[[], Found]]) -> None:
-    """As `harness.run_parts`; each part tells its updates and seeds, too."""
-
-    def told(part: str) -> Found:
-        return parts[part]() | {f"{part}_updates": UPDATES, f"{part}_seeds": len(SEEDS)}
-
-    harness.run_parts(name, {part: partial(told, part) for part in parts})

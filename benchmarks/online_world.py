@@ -6,7 +6,7 @@ one: every key has the mean of its calls. First uses of an algorithm are free. A
 product's: times, states of the surroundings, observations.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
@@ -24,6 +24,8 @@ from dynamiccl.train.environment import AGREEMENT_US, LATE, DecisionEnv, Rounds,
 from dynamiccl.train.online import Place
 from dynamiccl.train.recipe import Recipe
 
+#: As mvfst-rl's updates of cwnd.
+MOVES: Final = ("0", "/2", "-1", "+1", "*2")
 #: Calls of a key in a round.
 CALLS: Final = 2
 Actions = npt.NDArray[np.int64]
@@ -41,12 +43,10 @@ class Setting:
     delay: int = 1
     #: Channel counts of Ring/Simple to choose from, in place of algorithms and protocols.
     ladder: tuple[int, ...] = ()
+    #: Decisions are MOVES on the ladder.
+    has_moves: bool = False
     #: Cost of a channel, as a share of the time of NCCL's own choice.
     price: float = 0.0
-
-    def env(self, jobs: int, recipe: Recipe) -> "RoundEnv":
-        """Where actors play."""
-        return RoundEnv(self, jobs, recipe)
 
 
 @cache
@@ -85,6 +85,10 @@ class RoundEnv(DecisionEnv):
         varied = Variation(recipe.vary, recipe.vary_times) if recipe.vary > 1.0 else None
         super().__init__(world, tables, jobs, rounds, None, varied)
         self.shape = self._shape
+        if setting.has_moves:
+            mask = np.ones((self.shape[1], len(MOVES)), dtype=np.bool_)
+            self.tables = replace(tables, mask=mask)
+            self.calls.tables, self._like = self.tables, (world, self.tables)
 
     def reset(self, seed: int | None = None) -> dict[str, Any]:
         """Start an episode with NCCL's own choices."""
@@ -111,8 +115,18 @@ class RoundEnv(DecisionEnv):
         return np.where(np.isnan(found), np.inf, found)
 
     def wanted(self, asked: Actions) -> Actions:
-        """The configs that decisions stand for."""
-        return np.where(asked == LATE, ABSTAIN_ACTION, asked)
+        """The configs that decisions stand for: of a move the nearest count of channels.
+
+        A move is from what was decided last; NCCL's own choice stands for the count that it takes.
+        """
+        if not self.setting.has_moves:
+            return np.where(asked == LATE, ABSTAIN_ACTION, asked)
+        last = self.configs[-1]
+        count = self.world.num_channels[np.arange(self.shape[1]), last].astype(float)
+        each = np.stack([count, count / 2, count - 1, count + 1, count * 2], axis=2)
+        moved = np.take_along_axis(each, np.maximum(asked, 0)[:, :, None], 2)
+        nearest = 1 + np.abs(np.array(self.setting.ladder) - moved).argmin(2)
+        return np.where((asked == LATE) | (asked == 0), last, nearest)
 
     def _run_round(self) -> dict[str, Any]:
         world, before = self.world, self.configs[0]
