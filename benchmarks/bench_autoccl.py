@@ -9,7 +9,7 @@ the bandwidth: what moves bytes lasts 1 / 0.61 as long. What may run is what a j
 `jobs`: iterations of Phi-2, Llama-3.1 and a job like VGG-19, one candidate each (AutoCCL's rhythm),
 or one in 10 s (`_10s`: ours, three calls or more of each). Calls and compute slow each other as
 system.py says. Settled: an iteration under the incumbents stays within 1 % of what it is at last.
-`leader`: CPU time and stops of a job of the tests' harness (bench_plugin.py): on a quiet machine.
+`leader`: CPU time of a job of the tests' harness (bench_plugin.py): on a quiet machine.
 
 `autoccl` is coordinate descent from NCCL's own choice; `ours` begins with the drawn machines alone;
 `priced`: channels cost 0.3 % each. With as many calls of a task as `autoccl` took: `afnfa` (Sensors

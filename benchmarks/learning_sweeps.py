@@ -320,7 +320,7 @@ def _public(table: Measured) -> list[Row]:
     has, median = table.is_measured(), table.log_median_us()
     found = _octaves_left_out(grid, table.log_times_us, has)
     found["own"] = np.zeros(len(has), dtype=np.int64)
-    full = has[:, 0] & (has[:, 1:].sum(axis=1) >= 2)
+    full = table.is_full()
     told = np.where(has, median, np.inf)[full]
     chosen = {name: each[full] for name, each in found.items()}
     return _scores(told, chosen, world=table.name)

@@ -1,8 +1,7 @@
 """One rank of bench_netsense's job: takes phases from rank 0's stdin, prints a line for each step.
 
 A phase is a JSON object: model, method, steps, seed, and whether the model of the phase before goes
-on (`keep`); `schedule` is the number of steps over which the learning rate falls to 0, and
-`test_every` after how many steps the test set is looked at.
+on (`keep`); over `schedule` steps the learning rate falls to 0, after each `test_every` is a test.
 
 digits  scikit-learn's 1,797 images of 8 x 8; by seed one half for training and one for the test.
         Three convolutions and two linear layers, 0.36 MB of gradients, batches of 8 a rank.
@@ -21,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -126,14 +124,6 @@ class TopK:
         return found
 
 
-def topk_hook(state: TopK, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """As `register_comm_hook` takes it; without annotations that DDP would check."""
-    return state.exchange(bucket)
-
-
-topk_hook.__annotations__.clear()
-
-
 #: What a step tells of the hook's state.
 Told = Callable[[], dict[str, float]]
 
@@ -141,8 +131,8 @@ Told = Callable[[], dict[str, float]]
 def use(method: str, model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> Told:
     """Register the hook of a method; what tells of it."""
     name, _, ratio = method.partition("-")
-    if name in (OURS, "static", "paper"):
-        settings, clock = Settings(mode="paper" if name == "paper" else "model"), None
+    if name in (OURS, "static"):
+        settings, clock = Settings(), None
         if ratio:
             # A clock that stands still measures nothing, so nothing changes.
             settings, clock = Settings(start_ratio=float(ratio)), HostClock(lambda: 0.0)
@@ -153,71 +143,59 @@ def use(method: str, model: DistributedDataParallel, optimizer: torch.optim.Opti
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif name == "topk":
         rival = TopK(float(ratio), model.process_group, optimizer)
-        model.register_comm_hook(rival, topk_hook)
+        # Without annotations, which DDP would check.
+        model.register_comm_hook(rival, lambda state, bucket: state.exchange(bucket))
     return dict
 
 
-@dataclass
 class Training:
-    """A model in DDP, its data, its optimizer, its hook, and how far it is."""
+    """A fresh model in DDP under a phase's method, its data, and how far it is."""
 
-    model: DistributedDataParallel
-    data: Data
-    optimizer: torch.optim.SGD
-    told: Told
-    numbers: torch.Generator
-    step: int = 0
+    def __init__(self, phase: dict[str, Any], rank: int) -> None:
+        name, seed = phase["model"], phase.get("seed", 0)
+        self.model = DistributedDataParallel(make_model(name, seed))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), LEARNING_RATES[name])
+        self.told = use(phase["method"], self.model, self.optimizer)
+        # Samples are drawn by a generator of the rank's own.
+        self.numbers = torch.Generator().manual_seed(1000 * seed + rank)
+        self.data, self.step = make_data(name, seed), 0
 
+    def train(self, phase: dict[str, Any]) -> float:
+        """One step; the loss."""
+        schedule = phase.get("schedule")
+        for group in self.optimizer.param_groups:
+            left = 1.0 - self.step / schedule if schedule else 1.0
+            group["lr"] = LEARNING_RATES[phase["model"]] * left
+        inputs, classes, *_ = self.data
+        chosen = torch.randint(0, len(classes), (BATCH,), generator=self.numbers)
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.model(inputs[chosen]), classes[chosen])
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.step += 1
+        return float(loss.detach())
 
-def begin(phase: dict[str, Any], rank: int) -> Training:
-    """A fresh model under the phase's method; samples by a generator of the rank's own."""
-    name, seed = phase["model"], phase.get("seed", 0)
-    model = DistributedDataParallel(make_model(name, seed))
-    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATES[name])
-    told = use(phase["method"], model, optimizer)
-    numbers = torch.Generator().manual_seed(1000 * seed + rank)
-    return Training(model, make_data(name, seed), optimizer, told, numbers)
+    def accuracy(self) -> float:
+        """On the whole test set, of which each rank takes a part."""
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        inputs, classes = (each[rank::ranks] for each in self.data[2:])
+        with torch.no_grad():
+            right = (self.model.module(inputs).argmax(1) == classes).sum()
+        dist.all_reduce(right)
+        return int(right) / len(self.data[3])
 
-
-def train_step(training: Training, phase: Any) -> float:
-    """One step; the loss."""
-    schedule = phase.get("schedule")
-    for group in training.optimizer.param_groups:
-        left = 1.0 - training.step / schedule if schedule else 1.0
-        group["lr"] = LEARNING_RATES[phase["model"]] * left
-    inputs, classes, *_ = training.data
-    chosen = torch.randint(0, len(classes), (BATCH,), generator=training.numbers)
-    training.optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(training.model(inputs[chosen]), classes[chosen])
-    loss.backward()  # type: ignore[no-untyped-call]
-    training.optimizer.step()
-    training.step += 1
-    return float(loss.detach())
-
-
-def accuracy(training: Training) -> float:
-    """On the whole test set, of which each rank takes a part."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    inputs, classes = (each[rank::ranks] for each in training.data[2:])
-    with torch.no_grad():
-        right = (training.model.module(inputs).argmax(1) == classes).sum()
-    dist.all_reduce(right)
-    return int(right) / len(training.data[3])
-
-
-def run_phase(training: Training, phase: dict[str, Any], rank: int) -> None:
-    """The steps of a phase; rank 0 prints each."""
-    for number in range(phase["steps"]):
-        start, before = time.monotonic(), sent_again()
-        loss = train_step(training, phase)
-        seconds = time.monotonic() - start
-        line = {"step": training.step, "seconds": seconds, "loss": loss}
-        line["lost"] = (sent_again() or 0) - (before or 0)
+    def run(self, phase: dict[str, Any], rank: int) -> None:
+        """The steps of a phase; rank 0 prints each."""
         every = phase.get("test_every")
-        if every and (training.step % every == 0 or number == phase["steps"] - 1):
-            line["accuracy"] = accuracy(training)
-        if rank == 0:
-            say({**line, **training.told()})
+        for number in range(phase["steps"]):
+            start, before = time.monotonic(), sent_again()
+            loss = self.train(phase)
+            line = {"seconds": time.monotonic() - start, "step": self.step, "loss": loss}
+            line["lost"] = (sent_again() or 0) - (before or 0)
+            if every and (self.step % every == 0 or number == phase["steps"] - 1):
+                line["accuracy"] = self.accuracy()
+            if rank == 0:
+                say(line | self.told())
 
 
 def say(line: dict[str, Any]) -> None:
@@ -259,8 +237,8 @@ def main() -> None:
         if training is None or not phase.get("keep"):
             training = None
             gc.collect()
-            training = begin(phase, args.rank)
-        run_phase(training, phase, args.rank)
+            training = Training(phase, args.rank)
+        training.run(phase, args.rank)
         dist.barrier()
         if args.rank == 0:
             say({"end": True})

@@ -47,12 +47,20 @@ class Measured:
     configs: tuple[Config, ...]
     #: (S, A, R) ln us of independent repeats; nan where there is none.
     log_times_us: Floats
-    #: Whether three octaves have NCCL's own choice and two other configs: one can be left out.
-    has_octaves: bool
 
     def is_measured(self) -> Bools:
         """(S, A)."""
         return np.asarray(~np.isnan(self.log_times_us).all(axis=2))
+
+    def is_full(self) -> Bools:
+        """(S,) sizes that have NCCL's own choice and two other configs."""
+        has = self.is_measured()
+        return np.asarray(has[:, 0] & (has[:, 1:].sum(axis=1) >= 2))
+
+    @property
+    def has_octaves(self) -> bool:
+        """Whether three octaves have sizes that are full: one can be left out."""
+        return len(np.unique(np.floor(np.log2(self.sizes_bytes))[self.is_full()])) >= 3
 
     def log_median_us(self) -> Floats:
         """(S, A) ln us, medians of repeats; nan where nothing was measured."""
@@ -97,18 +105,15 @@ def _measured(key: Mapping[str, Any], frame: pl.DataFrame) -> Measured:
     collective = Collective.parse(key["collective"])
     shape = key["num_nodes"], key["ranks_per_node"]
     name = f"{key['file']}: {key['system']} {collective.wire} {shape[0]}x{shape[1]}"
-    has = ~np.isnan(log_times).all(axis=2)
-    full = has[:, 0] & (has[:, 1:].sum(axis=1) >= 2)
-    octaves = len(np.unique(np.floor(np.log2(sizes))[full]))
     name = " ".join([name, *beside])
-    return Measured(name, collective, shape, tuple(sizes), configs, log_times, octaves >= 3)
+    return Measured(name, collective, shape, tuple(sizes), configs, log_times)
 
 
 def _requested(row: Mapping[str, Any]) -> Config:
-    algorithm, protocol = row["requested_algorithm"], row["requested_protocol"]
+    algorithm, protocol, num_channels, chunk_bytes = (row[name] for name in REQUESTED_COLUMNS)
     return Config(
         Algorithm.parse(algorithm) if algorithm else None,
         Protocol.parse(protocol) if protocol else None,
-        row["requested_num_channels"],
-        row["requested_chunk_bytes"],
+        num_channels,
+        chunk_bytes,
     )
