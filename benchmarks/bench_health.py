@@ -2,23 +2,20 @@
 
     python benchmarks/bench_health.py
 
-Simulated clusters of 2 to 64 nodes of 8 GPUs (H100, the simulator's noise with its heavy tails),
-all of whose GPUs are paired up as by examples/health.toml, once or twice. What is slow slows every
-communicator that it is in by its factor, and no other. *Recall*: clusters with one slow GPU, NIC,
-node or link, of which that part is named and no other. A node with one partner (of two nodes, and
-two of three) has NICs that cannot be told from the partner's: there it is to name the pair. *False
-alarms*: findings in healthy clusters, for each cluster.
-
-Writes out/bench/health.json.
+Clusters of 2 to 64 nodes of 8 GPUs (H100, noise with heavy tails), all of whose GPUs are paired up
+as by examples/health.toml, once or twice. What is slow slows every communicator that it is in by
+its factor, and no other. *Recall*: clusters with one slow GPU, NIC, node or link, of which that
+part is named and no other. A node with one partner (of two nodes, and two of three) has NICs that
+cannot be told from the partner's: there it is to name the pair. *False alarms*: findings in healthy
+clusters, for each cluster.
 """
 
 import random
 from itertools import product
-from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
-from harness import write_result
+from harness import ROOT, write_result
 
 from dynamiccl.collect.grid import communicators
 from dynamiccl.collect.health import Report, examine
@@ -26,7 +23,7 @@ from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.sweep import GroupShape, Sweep, load_sweep, parse_sweep, sweep_text
 from dynamiccl.datasets.store import measurements_table
 
-EXAMPLE: Final = Path(__file__).resolve().parent.parent / "examples" / "health.toml"
+EXAMPLE: Final = ROOT / "examples" / "health.toml"
 GPUS: Final = 8
 LEAST: Final = 0.05
 FACTORS: Final = (1.1, 1.3, 2.0)
@@ -123,24 +120,20 @@ def drawn(kind: str, nodes: int, factor: float, draw: random.Random) -> str:
 
 def main() -> None:
     """Check clusters, and write the figures."""
-    draw, alarms = random.Random(0), 0
-    named: dict[str, list[bool]] = {}
+    draw, alarms, named = random.Random(0), list[int](), list[bool]()
     for nodes, (sick, healthy) in CLUSTERS.items():
         for seed in range(healthy):
-            alarms += len(check(nodes, seed=1000 * nodes + 2 * seed)["findings"])
+            alarms.append(len(check(nodes, seed=1000 * nodes + 2 * seed)["findings"]))
         # Of two nodes a slow link slows all that is measured between them: nothing to compare with.
         kinds = KINDS if nodes > 2 else KINDS[:3]
         for kind, factor, seed in product(kinds, FACTORS, range(sick)):
             part = drawn(kind, nodes, factor, draw)
-            found = is_named(check(nodes, part, seed=7000 * nodes + 2 * seed), part, nodes)
-            for name in ("", f"_{factor:g}x", f"_{kind}", f"_{nodes}_nodes"):
-                named.setdefault(name, []).append(found)
-    checked = sum(healthy for _, healthy in CLUSTERS.values())
-    figures: dict[str, float | int | str | None] = {
-        **{f"health_recall{name}": sum(found) / len(found) for name, found in named.items()},
-        "health_clusters": len(named[""]),
-        "health_false_alarms": alarms / checked,
-        "health_healthy_clusters": checked,
+            named.append(is_named(check(nodes, part, seed=7000 * nodes + 2 * seed), part, nodes))
+    figures = {
+        "health_recall": sum(named) / len(named),
+        "health_clusters": len(named),
+        "health_false_alarms": sum(alarms) / len(alarms),
+        "health_healthy_clusters": len(alarms),
     }
     write_result("health", figures)
 

@@ -18,7 +18,6 @@ left out. Intervals are Student's over seeds; bootstraps over pairs of machines,
   (section 5.3: 1.6 to 10.8 %); and the simulator's choices on published repeats.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import torch
-from harness import Figures, parallel, run_parts, student
+from harness import FULL, Figures, parallel, run_parts, student
 from judge_worlds import DISTINCT
 from learning_belief import mean_of, with_interval
 from learning_sweeps import cells, on_repeats, transferred
@@ -49,7 +48,6 @@ from dynamiccl.train.environment import delay_calls
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-FULL: Final = bool(os.environ.get("FULL"))
 SEEDS: Final = 20 if FULL else 5
 #: System, shape, workloads, scenario, and the link that the scenario slows.
 PLACES: Final = {

@@ -2,12 +2,11 @@
 
     python benchmarks/bench_simulator.py
 
-Collectives a second of processor time of one thread, the best of several rounds of a quarter of a
-second: the machine's other work makes rounds slower and none faster. Half the calls follow NCCL,
-half a config that was drawn at random. Errors above 1 MiB (0.05 = five per cent): every shipped
-system that says `fitted` is fitted from its own numbers to published sweeps, which do not ship with
-the project, and what a fit without each size says of it is compared with what was measured.
-Writes out/bench/simulator.json.
+Collectives a second of processor time of one thread, the best of several rounds: the machine's
+other work makes rounds slower and none faster. Half the calls follow NCCL, half a config that was
+drawn at random. Errors above 1 MiB (0.05 = five per cent): every shipped system that says `fitted`
+is fitted from its own numbers to published sweeps, which do not ship with the project, and what a
+fit without each size says of it is compared with what was measured.
 """
 
 import tempfile
@@ -71,13 +70,9 @@ def rate(world: World, *, observed: bool) -> float:
 
 
 def fit_errors() -> dict[str, float | int | str | None]:
-    """By system, as NAME_b300_nvlink; `repeat_noise_*` is None where nothing was measured twice.
-
-    `fit_reaches_bar_*` is 1 or 0. Without the sweeps the figures are null.
-    """
+    """By system; `repeat_noise_*` is None where nothing was measured twice."""
     found: dict[str, float | int | str | None] = {}
     if not SWEEPS.is_dir():
-        # Named in the file, so that nobody takes it for a figure.
         return {"simulator_fit_not_measured": f"no published sweeps in {SWEEPS}"}
     with tempfile.TemporaryDirectory() as folder:
         import_files([SWEEPS / name for name in FILES], Path(folder))
@@ -99,8 +94,7 @@ def main() -> None:
     loop = make_workload(("ddp", "fsdp", "megatron", "moe"), Group(4, 8))
     world = World(find_system("h100-ib"), loop, CONFIGS, find_scenario("congested"))
     rates = {name: rate(world, observed="observation" in name) for name in LEAST}
-    bars = {f"{name}_bar": bar for name, bar in LEAST.items()}
-    write_result("simulator", rates | bars | fit_errors())
+    write_result("simulator", rates | fit_errors())
     for name, bar in LEAST.items():
         if rates[name] < bar:
             print(f"{name}: {rates[name]} is below its bar of {bar:,.4g}")
