@@ -2,7 +2,7 @@
 
     python benchmarks/bench_a3c.py [PART]...   # all parts: ten minutes; FULL=1, ten seeds: an hour
 
-World and score are those of online_world.py and online_play.py; an update is a trajectory of 6
+World and score are those of online_world.py; an update is a trajectory of 6
 rounds of 48 jobs. Intervals are over seeds. Parts, with the sections of the paper:
 
 * `lstm` (5.3, table 1): a state as old as the job, with and without probes, against none.
@@ -28,10 +28,10 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
+import online_world as play
 import torch
 from harness import ROOT, run_parts, student
-from online_play import SEEDS, UPDATES, Found, Judge, Mark, actors, make_network, recipe_of, train
-from online_world import Floats, Setting, world_of
+from online_world import SEEDS, Floats, Found, Judge, Mark, Setting, make_network, recipe_of
 
 from dynamiccl.train.online import a3c
 from dynamiccl.train.online.a3c import ActorCritic, Player, Seen, State, Trajectory
@@ -49,7 +49,7 @@ PLOT: Final = ROOT / "docs" / "a3c-rates.png"
 def scores(recipe: Recipe, seed: int, marks: int = 1, **others: Any) -> list[float]:
     """Scores on the way of a run."""
     network = make_network(HERE, recipe, seed)
-    made = train(HERE, recipe, seed, network, marks, **others)
+    made = play.train(HERE, recipe, seed, network, marks, **others)
     return Judge.of(HERE, recipe).scores(made, network)
 
 
@@ -103,7 +103,7 @@ def _a3c_for(seconds: float, count: int, seed: int) -> list[Mark]:
     recipe = recipe_of(actors=count, steps=_UPDATES)
     network = make_network(HERE, recipe, seed)
     make = partial(make_network, HERE, recipe, seed)
-    source = a3c.ActorLearners(network, actors(HERE, recipe, seed), make)
+    source = a3c.ActorLearners(network, play.actors(HERE, recipe, seed), make)
     source.start(0)
     try:
         return _timed(lambda: source.update(0), seconds, network, recipe.steps)
@@ -141,7 +141,7 @@ class QNetwork(ActorCritic):
 def _q_network(seed: int) -> QNetwork:
     recipe = recipe_of()
     plain = make_network(HERE, recipe, seed)
-    width, count = recipe.hidden_sizes[-1], world_of(HERE)[0].mask.shape[1]
+    width, count = recipe.hidden_sizes[-1], play.world_of(HERE)[0].mask.shape[1]
     made = QNetwork(plain.actor, width, count, recipe.seen_decisions)
     made.register_buffer("epsilon", torch.tensor(0.0))
     return made
@@ -164,7 +164,7 @@ def q_loss(
 def _dqn_for(seconds: float, seed: int) -> list[Mark]:
     network, target = _q_network(seed), _q_network(seed)
     recipe, draw = recipe_of(), np.random.default_rng(seed)
-    playing = local_actors(network, actors(HERE, recipe, seed), partial(_q_network, seed))
+    playing = local_actors(network, play.actors(HERE, recipe, seed), partial(_q_network, seed))
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
     replay: deque[Trajectory] = deque(maxlen=_REPLAYED)
     network.epsilon.fill_(1.0)
@@ -271,9 +271,9 @@ def by_advantage() -> Found:
     for seed in SEEDS:
         network = make_network(HERE, recipe, seed)
         ratios.append([])
-        for each in train(HERE, recipe, seed, network, 3):
+        for each in play.train(HERE, recipe, seed, network, 3):
             network.load_state_dict(each.weights)
-            [one], [other] = (actors(HERE, recipe, seed + 500) for _ in range(2))
+            [one], [other] = (play.actors(HERE, recipe, seed + 500) for _ in range(2))
             with_it = variance(one.player(0), network, has_baseline=True)
             ratios[-1].append(with_it / variance(other.player(0), network, has_baseline=False))
     plain = [scores(recipe, seed, learn=plain_update)[0] for seed in SEEDS]
@@ -322,4 +322,4 @@ PARTS: Final[dict[str, Callable[[], Found]]] = {
 
 
 if __name__ == "__main__":
-    run_parts("a3c", PARTS, updates=UPDATES, seeds=len(SEEDS))
+    run_parts("a3c", PARTS, updates=play.UPDATES, seeds=len(SEEDS))

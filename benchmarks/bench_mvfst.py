@@ -2,8 +2,8 @@
 
     python benchmarks/bench_mvfst.py [PART]...   # all parts: ten minutes; FULL=1, ten seeds: hours
 
-Worlds and scores are those of online_world.py and online_play.py. Intervals are over seeds. Parts,
-with the sections of the paper:
+Worlds and scores are those of online_world.py. Intervals are over seeds. Parts, with the sections
+of the paper:
 
 * `blocking` (figure 1): calls of a job that waits for each decision, every 100 ms, against one that
   goes on meanwhile, both under an oracle that knows the state when it is asked.
@@ -23,21 +23,10 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
+import online_world as play
 import torch
 from harness import FULL, run_parts, student
-from online_play import (
-    JUDGED,
-    SEEDS,
-    UPDATES,
-    Found,
-    Judge,
-    actors,
-    make_network,
-    mix,
-    recipe_of,
-    train,
-)
-from online_world import Actions, Floats, RoundEnv, Setting, world_of
+from online_world import SEEDS, Actions, Floats, Found, Judge, RoundEnv, Setting, make_network
 from torch import nn
 
 from dynamiccl.simulator.world import World
@@ -64,7 +53,7 @@ UNSEEN: Final = {
 def by_blocking() -> Found:
     """Share of calls lost by waiting; and how much longer calls take where decisions are late."""
     found: Found = {"blocking_interval_ms": INTERVAL_US / 1000.0}
-    world, _ = world_of(Setting())
+    world, _ = play.world_of(Setting())
     fresh_us = [job_calls(world, 0.0, seed, waits=False)[1] for seed in SEEDS]
     for delay in DELAYS_MS:
         lost, late = [], []
@@ -148,9 +137,9 @@ def learned(
     # A move is felt for long, and late: trajectories are longer, so is what counts, and episodes
     # begin again at NCCL's count before all moves have ended at the most or the least.
     longer: dict[str, Any] = {"gamma": 0.9, "num_steps": 12, "jobs": 24, "episode_rounds": 48}
-    recipe = recipe_of(seen_decisions=max(history, 1), **longer)
+    recipe = play.recipe_of(seen_decisions=max(history, 1), **longer)
     network = HistoryNetwork(setting, recipe, seed, history, has_lstm=has_lstm)
-    network.load_state_dict(train(setting, recipe, seed, network)[-1].weights)
+    network.load_state_dict(play.train(setting, recipe, seed, network)[-1].weights)
     return network, Judge.of(setting, recipe)
 
 
@@ -208,7 +197,7 @@ def by_world() -> Found:
     """Two policies and their rivals, with times of calls, in worlds that they did not see."""
     rows: dict[str, list[float]] = {}
     plain = UNSEEN["same"]
-    pilot = Judge.of(plain, recipe_of(), JUDGED - 1)
+    pilot = Judge.of(plain, play.recipe_of(), play.JUDGED - 1)
     rules = [(slow, hold) for slow in (0.15, 0.3, 0.5) for hold in (0, 8, 32, 128)]
     best = min(
         rules, key=lambda each: pilot.play(partial(threshold_rule, each[0], each[1], {})).both
@@ -216,7 +205,7 @@ def by_world() -> Found:
     for seed in SEEDS:
         trained = {"a3c": _a3c(seed), "impala": _impala(seed)}
         for world, setting in UNSEEN.items():
-            judge = Judge.of(setting, recipe_of("a3c-lstm"), JUDGED + 1 + seed)
+            judge = Judge.of(setting, play.recipe_of("a3c-lstm"), play.JUDGED + 1 + seed)
             contenders: dict[str, Callable[[RoundEnv], Actions]] = {
                 "nccl": lambda env: np.zeros(env.shape, dtype=np.int64),
                 "quiet": partial(best_fixed, 0.0),
@@ -237,23 +226,25 @@ def by_world() -> Found:
 
 
 def _a3c(seed: int) -> Any:
-    recipe = recipe_of("a3c-lstm")
+    recipe = play.recipe_of("a3c-lstm")
     network = make_network(UNSEEN["same"], recipe, seed)
-    network.load_state_dict(train(UNSEEN["same"], recipe, seed, network)[-1].weights)
+    network.load_state_dict(play.train(UNSEEN["same"], recipe, seed, network)[-1].weights)
     return network
 
 
 def _impala(seed: int) -> Any:
     """One learner, and four actors that play under the weights of one to four updates ago."""
-    recipe = recipe_of("impala-lstm", actors=4)
+    recipe = play.recipe_of("impala-lstm", actors=4)
     network = make_network(UNSEEN["same"], recipe, seed)
-    players = [each.player(recipe.state_units) for each in actors(UNSEEN["same"], recipe, seed)]
+    players = [
+        each.player(recipe.state_units) for each in play.actors(UNSEEN["same"], recipe, seed)
+    ]
     learner, average = Learner(network, None, recipe), copy.deepcopy(network)
     for number in range(recipe.steps):
         if number % len(players) == 0:
             waiting = [player.play(network) for player in players]
         learner.learn(waiting.pop(0), number + 1)
-        mix(average, network, recipe)
+        play.mix(average, network, recipe)
     return average
 
 
@@ -292,4 +283,4 @@ PARTS: Final[dict[str, Callable[[], Found]]] = {
 
 
 if __name__ == "__main__":
-    run_parts("mvfst", PARTS, updates=UPDATES, seeds=len(SEEDS))
+    run_parts("mvfst", PARTS, updates=play.UPDATES, seeds=len(SEEDS))

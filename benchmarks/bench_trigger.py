@@ -19,16 +19,10 @@ import numpy.typing as npt
 import torch
 from harness import write_result
 
+from dynamiccl.train import trigger_fit as fitting
 from dynamiccl.train.policy import script
 from dynamiccl.train.trigger import RUNGS, SMALLEST_SLOWDOWN, Detector, FloatArray
-from dynamiccl.train.trigger_fit import (
-    FALSE_ALARMS_PER_1E5,
-    Bools,
-    Series,
-    make_trigger,
-    peaks_of,
-    threshold_of,
-)
+from dynamiccl.train.trigger_fit import FALSE_ALARMS_PER_1E5, Bools, Series
 
 SIGMAS: Final = (0.02, 0.1, 0.5)
 MAIN: Final = 0.1
@@ -137,9 +131,9 @@ def alarms_of_cusum(log_time: FloatArray, threshold: float) -> Bools:
 def calibrated(noise: Noise, sigma: float, random: np.random.Generator) -> Detect:
     """The rival with its threshold for this noise."""
     streams = partial(streams_of, noise, sigma, random)
-    peaks = [peaks_of(clipped_cusum(streams(QUIET, WIDTH))) for _ in range(2)]
+    peaks = [fitting.peaks_of(clipped_cusum(streams(QUIET, WIDTH))) for _ in range(2)]
     highest = np.sort(np.concatenate(peaks))[::-1]
-    threshold = threshold_of(highest, FALSE_ALARMS_PER_1E5 * 1e-5 * 2 * QUIET * WIDTH)
+    threshold = fitting.threshold_of(highest, FALSE_ALARMS_PER_1E5 * 1e-5 * 2 * QUIET * WIDTH)
     return partial(alarms_of_cusum, threshold=threshold)
 
 
@@ -151,7 +145,7 @@ def main() -> None:
         (t3_noise, "", SIGMAS),
         (autocorrelated_noise, "autocorrelated_", (MAIN,)),
     ):
-        ours = partial(alarms_of, script(make_trigger(site(noise, random))[0]))
+        ours = partial(alarms_of, script(fitting.make_trigger(site(noise, random))[0]))
         for sigma in sigmas:
             is_main = sigma == MAIN
             name, rounds = ("", ROUNDS) if is_main else (f"sigma_{sigma}_", 1)

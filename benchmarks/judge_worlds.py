@@ -20,33 +20,17 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
+from dynamiccl.simulator import systems
 from dynamiccl.simulator.system import Call, Group
-from dynamiccl.simulator.systems import (
-    LINK_NUMBERS,
-    Parameter,
-    ParametricSystem,
-    System,
-    SystemFile,
-    find_system,
-    system_file,
-)
+from dynamiccl.simulator.systems import Parameter, ParametricSystem, System, find_system
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 #: What is multiplied, of a cell; its shares and the overlap are no quantities of their own.
 PERTURBED: Final = (
-    "base_us",
-    "hop_us",
-    "net_hop_us",
-    "slice_us",
-    "turn_us",
-    "proxy_us",
-    "channel_gbytes_per_s",
-    "crowd_penalty",
-    "crowd_channels",
-    "small_penalty",
-    "small_bytes",
+    *("base_us", "hop_us", "net_hop_us", "slice_us", "turn_us", "proxy_us"),
+    *("channel_gbytes_per_s", "crowd_penalty", "crowd_channels", "small_penalty", "small_bytes"),
 )
 SIGMA: Final = math.log(1.5)
 FIELD_SIGMA: Final = 0.3
@@ -186,7 +170,7 @@ def _configs(
 
 def perturbed(name: str, seed: int) -> ParametricSystem:
     """A built-in parametric system with randomly scaled physics, and its own decisions."""
-    file = system_file(name)
+    file = systems.system_file(name)
     random = np.random.default_rng((seed, *name.encode()))
 
     def moved(told: Parameter) -> Parameter:
@@ -197,9 +181,8 @@ def perturbed(name: str, seed: int) -> ParametricSystem:
         return table.model_copy(update={each: moved(getattr(table, each)) for each in names})
 
     cells = tuple(with_moved(cell, PERTURBED) for cell in file.cells)
-    links = with_moved(file.links, LINK_NUMBERS)
-    made: SystemFile = file.model_copy(update={"cells": cells, "links": links})
-    return ParametricSystem(made)
+    links = with_moved(file.links, systems.LINK_NUMBERS)
+    return ParametricSystem(file.model_copy(update={"cells": cells, "links": links}))
 
 
 def _table(

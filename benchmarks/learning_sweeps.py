@@ -16,38 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import judge_worlds
+import learning_belief
 import numpy as np
 import polars as pl
 from harness import COLLECTIVES, parallel, simulated
-from judge_worlds import (
-    DISTINCT,
-    KINDS,
-    SHIPPED,
-    Floats,
-    Ints,
-    Table,
-    judge_tables,
-    perturbed,
-    shipped_table,
-    small_sweep,
-)
-from learning_belief import (
-    Probes,
-    Row,
-    by,
-    by_worth,
-    grid_of,
-    in_parallel,
-    interpolated,
-    judged,
-    mean_of,
-    of,
-    ratio,
-    spread_out,
-    summed,
-    upper,
-    with_interval,
-)
+from judge_worlds import DISTINCT, Floats, Ints, Table, perturbed, shipped_table, small_sweep
+from learning_belief import Row, by, in_parallel, judged, mean_of, of, ratio, summed, with_interval
 from sweeps import SWEEPS, Measured, public_tables
 
 from dynamiccl.belief import Belief, Bools, prior_of
@@ -96,7 +71,7 @@ LOOKS: Final = (0, 5, 10, 20, 40)
 
 def sweep_figures(count: int) -> dict[str, Any]:
     """Whole sweeps of every other size of `count` worlds; noisy and small ones."""
-    tables = judge_tables(count, 0)
+    tables = judge_worlds.judge_tables(count, 0)
     jobs = [(table, i) for i, table in enumerate(tables)]
     grids, figures = by(in_parallel(_whole_sweep, jobs), "choose"), {"grid_worlds": count}
     for choose, mine in grids.items():
@@ -105,8 +80,8 @@ def sweep_figures(count: int) -> dict[str, Any]:
         figures |= with_interval(f"{name}_gain_kept", mine, ratio("gain", "possible"))
     worse = with_interval("share_worse", grids["interpolated"], ratio("worse", "acts"))
     figures |= {f"grid_interpolated_{key}": value for key, value in worse.items()}
-    figures["grid_share_worse"] = upper(grids["belief"], "acts")
-    figures["grid_share_worse_all"] = upper(grids["belief"], "sizes")
+    figures["grid_share_worse"] = learning_belief.upper(grids["belief"], "acts")
+    figures["grid_share_worse_all"] = learning_belief.upper(grids["belief"], "sizes")
     for choose, mine in by(in_parallel(_noisy_sweep, jobs), "choose").items():
         name = "noisy" if choose == "belief" else f"noisy_{choose}"
         figures |= _kept(f"{name}_gain_kept", f"{name}_share_worse", mine)
@@ -122,13 +97,15 @@ def sweep_figures(count: int) -> dict[str, Any]:
 
 def _kept(kept: str, worse: str, rows: Sequence[Row]) -> dict[str, float]:
     """The share of the gain, and the upper end of the share of slower sizes, by these names."""
-    return with_interval(kept, rows, ratio("gain", "possible")) | {worse: upper(rows, "acts")}
+    return with_interval(kept, rows, ratio("gain", "possible")) | {
+        worse: learning_belief.upper(rows, "acts")
+    }
 
 
 def _worth_it(tables: Sequence[Table]) -> Iterable[Table]:
     """The first world of each kind, and the shipped tables, in which NCCL's choice is far off."""
-    shipped = [shipped_table(name, each) for name in SHIPPED for each in DISTINCT]
-    for group in (*([t for t in tables if t.kind == kind] for kind in KINDS), shipped):
+    shipped = [shipped_table(name, each) for name in judge_worlds.SHIPPED for each in DISTINCT]
+    for group in (*([t for t in tables if t.kind == kind] for kind in judge_worlds.KINDS), shipped):
         off = [judged(table.log_time_us, np.zeros(len(table.sizes_bytes), int)) for table in group]
         found = [t for t, own in zip(group, off, strict=True) if own["regret"] >= TO_GAIN]
         yield from found[:1]
@@ -141,7 +118,7 @@ def _whole_sweep(table: Table, seed: int) -> list[Row]:
     part, random = _part(table, rows, columns), np.random.default_rng((seed, num_sizes))
     log_times = np.full((num_sizes, num_configs, 3), np.nan)
     log_times[rows] = small_sweep(part, random, len(rows), num_configs)[2]
-    chosen = choices(grid_of(table), log_times, np.isfinite(table.log_time_us))
+    chosen = choices(learning_belief.grid_of(table), log_times, np.isfinite(table.log_time_us))
     return _scores(table.log_time_us, chosen, world=table.name)
 
 
@@ -150,7 +127,7 @@ def _noisy_sweep(table: Table, seed: int) -> list[Row]:
     random, can = np.random.default_rng((seed, len(table.sizes_bytes))), table.log_time_us < np.inf
     log_times = np.where(can, table.log_time_us, np.nan)[..., None]
     log_times = log_times + NOISY * random.standard_normal((*can.shape, 3))
-    chosen = choices(grid_of(table), log_times, can)
+    chosen = choices(learning_belief.grid_of(table), log_times, can)
     mean = log_times.mean(axis=2)
     gains = mean[:, :1] - mean[:, can.all(axis=0)]
     bar = _POOLED * gains.std(axis=0, ddof=1) / np.sqrt(len(gains))
@@ -180,7 +157,7 @@ def _small_sweep(table: Table, draw: int) -> list[Row]:
     """Scores of a user's sweep: with all of it, and of octaves that are left out of it in turn."""
     rows, columns, log_times_us = small_sweep(table, np.random.default_rng(draw))
     part = _part(table, rows, columns)
-    grid, quiet = grid_of(part), part.log_time_us
+    grid, quiet = learning_belief.grid_of(part), part.log_time_us
     can = np.isfinite(quiet)
     left_out, near = _octaves_left_out(grid, log_times_us, can), _has_near(grid)
     there = {name: chosen[near] for name, chosen in left_out.items()}
@@ -199,8 +176,10 @@ def choices(grid: Grid, log_times_us: Floats, allowed: Bools) -> dict[str, Ints]
     places, log_us, variance = cells(grid, log_times_us)
     belief = Belief(prior_of(grid), places, log_us, variance, allowed=allowed)
     known = allowed | (np.arange(len(grid.configs)) == 0)
-    measured = np.where(known, spread_out(places, log_us, allowed.shape), np.nan)
-    rival = interpolated(belief.is_near, belief.caution(), measured, grid.log2_sizes)
+    measured = np.where(known, learning_belief.spread_out(places, log_us, allowed.shape), np.nan)
+    rival = learning_belief.interpolated(
+        belief.is_near, belief.caution(), measured, grid.log2_sizes
+    )
     return {"belief": belief.decide(), "interpolated": rival}
 
 
@@ -311,7 +290,7 @@ def public_figures() -> dict[str, Any]:
     for name, choose in (("", "belief"), ("interpolated_", "interpolated"), ("nccl_", "own")):
         mine = of(rows, choose=choose)
         figures |= with_interval(f"public_{name}mean_regret", mine, mean_of("regret"))
-        figures[f"public_{name}share_worse"] = upper(mine, "acts")
+        figures[f"public_{name}share_worse"] = learning_belief.upper(mine, "acts")
     return figures | with_interval("public_less_interpolated", apart, mean_of("less"))
 
 
@@ -344,14 +323,14 @@ def transferred(source: str, target: str, collective: Collective, seed: int) -> 
     sizes, unknown = tuple(call.size_bytes for call in there.keys), np.full(log_us.shape, np.nan)
     table = Table("", "", collective, (1, 8), sizes, configs, of, unknown, log_us)
     random, rows = np.random.default_rng(seed), np.arange(len(sizes))
-    probes = Probes(table, random)
+    probes = learning_belief.Probes(table, random)
     direct = _swept(probes.prior.grid, log_us, there.mask)
     elsewhere = np.where(there.mask, np.log(here.quiet_us / here.quiet_us[:, :1]), np.inf)
     found = {}
     for look in LOOKS:
         while probes.count < look:
-            probes.probe(by_worth(probes))
-        measured = spread_out(*probes.rows()[:2], log_us.shape)
+            probes.probe(learning_belief.by_worth(probes))
+        measured = learning_belief.spread_out(*probes.rows()[:2], log_us.shape)
         own = measured - measured[:, :1]
         mixed = np.where(np.isnan(own), elsewhere, own).argmin(axis=1)
         for name, chosen in (("belief", probes.belief().decide()), ("table", mixed)):
