@@ -103,7 +103,7 @@ def judge_table(kind: str, seed: int) -> Table:
     configs = _configs(known, group, collective, _drawn_channels(random, known, group))
     system = perturbed(system_name, seed) if name in SHIPPED else known
     calls = [Call(group, collective, size) for size in sizes]
-    table, ran = _table(f"{kind} {collective.wire} #{seed}", kind, system, calls, configs)
+    table, ran = table_of(f"{kind} {collective.wire} #{seed}", kind, system, calls, configs)
     if name not in SHIPPED:
         table.log_time_us[:] += _fields(table, ran, seed)
     if how == "kinked":
@@ -118,7 +118,7 @@ def shipped_table(name: str, collective: Collective) -> Table:
     halves = range(_FIRST, _LAST + 1)
     calls = [Call(group, collective, int(2 ** (half / 2))) for half in halves]
     configs = _configs(system, group, collective, channels)
-    return _table(f"shipped {name} {collective.wire}", "shipped", system, calls, configs)[0]
+    return table_of(f"shipped {name} {collective.wire}", "shipped", system, calls, configs)[0]
 
 
 def small_sweep(
@@ -185,7 +185,7 @@ def perturbed(name: str, seed: int) -> ParametricSystem:
     return ParametricSystem(file.model_copy(update={"cells": cells, "links": links}))
 
 
-def _table(
+def table_of(
     name: str, kind: str, system: System, calls: Sequence[Call], configs: tuple[Config, ...]
 ) -> tuple[Table, Ints]:
     """What a system makes of calls, and what runs: (S, A, 3), channels the last."""

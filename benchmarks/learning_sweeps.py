@@ -21,7 +21,7 @@ import learning_belief
 import numpy as np
 import polars as pl
 from harness import COLLECTIVES, parallel, simulated
-from judge_worlds import DISTINCT, Floats, Ints, Table, perturbed, shipped_table, small_sweep
+from judge_worlds import DISTINCT, Floats, Ints, Table, perturbed, small_sweep, table_of
 from learning_belief import Row, by, in_parallel, judged, mean_of, of, ratio, summed, with_interval
 from sweeps import SWEEPS, Measured, public_tables
 
@@ -31,11 +31,10 @@ from dynamiccl.datasets.splits import Split, Splits
 from dynamiccl.datasets.store import read
 from dynamiccl.drawn_worlds import Grid
 from dynamiccl.evaluate.baselines import NCCL_DEFAULT, GradientBoosting, LearnedPolicy
-from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.repeats import cells_of
-from dynamiccl.simulator.record_jobs import all_configs
 from dynamiccl.simulator.scenario import find_scenario
-from dynamiccl.simulator.system import Group
+from dynamiccl.simulator.system import Call, Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload
 from dynamiccl.simulator.world import World
@@ -97,14 +96,15 @@ def sweep_figures(count: int) -> dict[str, Any]:
 
 def _kept(kept: str, worse: str, rows: Sequence[Row]) -> dict[str, float]:
     """The share of the gain, and the upper end of the share of slower sizes, by these names."""
-    return with_interval(kept, rows, ratio("gain", "possible")) | {
-        worse: learning_belief.upper(rows, "acts")
-    }
+    found = with_interval(kept, rows, ratio("gain", "possible"))
+    return found | {worse: learning_belief.upper(rows, "acts")}
 
 
 def _worth_it(tables: Sequence[Table]) -> Iterable[Table]:
     """The first world of each kind, and the shipped tables, in which NCCL's choice is far off."""
-    shipped = [shipped_table(name, each) for name in judge_worlds.SHIPPED for each in DISTINCT]
+    shipped = [
+        judge_worlds.shipped_table(name, each) for name in judge_worlds.SHIPPED for each in DISTINCT
+    ]
     for group in (*([t for t in tables if t.kind == kind] for kind in judge_worlds.KINDS), shipped):
         off = [judged(table.log_time_us, np.zeros(len(table.sizes_bytes), int)) for table in group]
         found = [t for t, own in zip(group, off, strict=True) if own["regret"] >= TO_GAIN]
@@ -159,7 +159,7 @@ def _small_sweep(table: Table, draw: int) -> list[Row]:
     part = _part(table, rows, columns)
     grid, quiet = learning_belief.grid_of(part), part.log_time_us
     can = np.isfinite(quiet)
-    left_out, near = _octaves_left_out(grid, log_times_us, can), _has_near(grid)
+    left_out, near = _octaves_left_out(grid, log_times_us, can)
     there = {name: chosen[near] for name, chosen in left_out.items()}
     return [
         *_scores(quiet, choices(grid, log_times_us, can), world=table.name, where="measured"),
@@ -177,9 +177,8 @@ def choices(grid: Grid, log_times_us: Floats, allowed: Bools) -> dict[str, Ints]
     belief = Belief(prior_of(grid), places, log_us, variance, allowed=allowed)
     known = allowed | (np.arange(len(grid.configs)) == 0)
     measured = np.where(known, learning_belief.spread_out(places, log_us, allowed.shape), np.nan)
-    rival = learning_belief.interpolated(
-        belief.is_near, belief.caution(), measured, grid.log2_sizes
-    )
+    near, caution = belief.is_near, belief.caution()
+    rival = learning_belief.interpolated(near, caution, measured, grid.log2_sizes)
     return {"belief": belief.decide(), "interpolated": rival}
 
 
@@ -197,35 +196,23 @@ def cells(grid: Grid, log_times_us: Floats) -> tuple[Ints, Floats, Floats]:
     return places, log_us, variance
 
 
-def _octaves(grid: Grid) -> Ints:
-    return np.floor(np.array(grid.log2_sizes) + 1e-6).astype(np.int64)
-
-
-def _has_near(grid: Grid) -> Bools:
-    """(S,) where there are sizes of other octaves within an octave on both sides.
+def _octaves_left_out(
+    grid: Grid, log_times_us: Floats, allowed: Bools
+) -> tuple[dict[str, Ints], Bools]:
+    """(S,) the choices at each octave by the others; where one is within an octave on both sides.
 
     The belief acts nowhere else, which the steps of a small sweep may be too wide for.
     """
-    apart = np.array(grid.log2_sizes)[:, None] - np.array(grid.log2_sizes)
-    octave = _octaves(grid)
-    is_near = (octave[:, None] != octave) & (np.abs(apart) <= 1.0 + 1e-6)
-    found: Bools = (is_near & (apart > 0)).any(axis=1) & (is_near & (apart < 0)).any(axis=1)
-    return found
-
-
-def _octaves_left_out(grid: Grid, log_times_us: Floats, allowed: Bools) -> dict[str, Ints]:
-    """(S,) the choices at each octave by the others."""
-    octave = _octaves(grid)
-    found: dict[str, Ints] = {}
+    sizes = np.array(grid.log2_sizes)
+    octave, found = np.floor(sizes + 1e-6), dict[str, Ints]()
     for each in np.unique(octave):
         is_out = octave == each
         known = np.where(is_out[:, None, None], np.nan, log_times_us)
         for name, chosen in choices(grid, known, allowed).items():
             found.setdefault(name, np.zeros(len(octave), np.int64))[is_out] = chosen[is_out]
-    return found
-
-
-# --- group shapes that nobody measured ---
+    apart = sizes[:, None] - sizes
+    near = (octave[:, None] != octave) & (np.abs(apart) <= 1.0 + 1e-6)
+    return found, (near & (apart > 0)).any(axis=1) & (near & (apart < 0)).any(axis=1)
 
 
 def shape_figures() -> dict[str, Any]:
@@ -272,9 +259,6 @@ def _shape_left_out(data: Path, truth: Path, turn: int) -> list[Row]:
     ]
 
 
-# --- published sweeps ---
-
-
 def public_figures() -> dict[str, Any]:
     """The regret at left-out octaves of each published sweep, and over tables; by medians."""
     if not SWEEPS.is_dir():
@@ -297,7 +281,7 @@ def public_figures() -> dict[str, Any]:
 def _public(table: Measured) -> list[Row]:
     grid = Grid(tuple(np.log2(table.sizes_bytes).tolist()), table.configs)
     has, median = table.is_measured(), table.log_median_us()
-    found = _octaves_left_out(grid, table.log_times_us, has)
+    found, _ = _octaves_left_out(grid, table.log_times_us, has)
     found["own"] = np.zeros(len(has), dtype=np.int64)
     full = table.is_full()
     told = np.where(has, median, np.inf)[full]
@@ -305,27 +289,21 @@ def _public(table: Measured) -> list[Row]:
     return _scores(told, chosen, world=table.name)
 
 
-# --- tables from elsewhere ---
-
-
 def transferred(source: str, target: str, collective: Collective, seed: int) -> dict[str, float]:
     """Time beyond that after a whole sweep of the target, after LOOKS probes; perturbed machines.
 
     `belief` knows drawn machines and the probes, `table` the source's times where none was made.
     """
-    systems = perturbed(source, seed), perturbed(target, seed + 1)
-    work = _alone(collective, (1, 8), [1 << octave for octave in range(16, 28)])
-    both = [set(all_configs(system, work)) for system in systems]
-    configs = tuple(config for config in all_configs(systems[1], work) if config in both[0])
-    here, there = (World(each, work, configs, find_scenario("quiet")) for each in systems)
-    log_us = np.log(np.where(there.mask, there.quiet_us, np.inf))
-    of = np.stack([there.algorithm, there.protocol], axis=2).astype(np.int64)
-    sizes, unknown = tuple(call.size_bytes for call in there.keys), np.full(log_us.shape, np.nan)
-    table = Table("", "", collective, (1, 8), sizes, configs, of, unknown, log_us)
-    random, rows = np.random.default_rng(seed), np.arange(len(sizes))
-    probes = learning_belief.Probes(table, random)
-    direct = _swept(probes.prior.grid, log_us, there.mask)
-    elsewhere = np.where(there.mask, np.log(here.quiet_us / here.quiet_us[:, :1]), np.inf)
+    systems, group = (perturbed(source, seed), perturbed(target, seed + 1)), Group(1, 8)
+    mine, its = (system.cells(group, collective) for system in systems)
+    configs = (ABSTAIN, *(Config(*cell) for cell in sorted(its) if cell in mine))
+    calls = [Call(group, collective, 1 << octave) for octave in range(16, 28)]
+    here, table = (table_of("", "", system, calls, configs)[0] for system in systems)
+    log_us, rows, random = table.log_time_us, np.arange(len(calls)), np.random.default_rng(seed)
+    unknown = replace(table, log_cost_us=np.full(log_us.shape, np.nan))
+    probes = learning_belief.Probes(unknown, random)
+    direct = _swept(probes.prior.grid, log_us, np.isfinite(log_us))
+    elsewhere = here.log_time_us - here.log_time_us[:, :1]
     found = {}
     for look in LOOKS:
         while probes.count < look:
@@ -341,8 +319,9 @@ def transferred(source: str, target: str, collective: Collective, seed: int) -> 
 
 def on_repeats(table: Measured, system: str) -> list[dict[str, float]]:
     """Measured time over NCCL's - 1 at each size: chosen in the simulator, and by other repeats."""
-    work = _alone(table.collective, table.shape, table.sizes_bytes)
-    world = World(find_system(system), work, table.configs, find_scenario("quiet"))
+    group, quiet = Group(*table.shape), find_scenario("quiet")
+    calls = [WorkCall(group, table.collective, size, 0.0) for size in table.sizes_bytes]
+    world = World(find_system(system), Workload("", tuple(calls)), table.configs, quiet)
     has = (np.isfinite(table.log_times_us).sum(axis=2) > 1) & world.mask
     judged_at = np.flatnonzero(has[:, 0] & has[:, 1:].any(axis=1))
     if not len(judged_at):
@@ -360,11 +339,6 @@ def on_repeats(table: Measured, system: str) -> list[dict[str, float]]:
                 over[way].append(told[config, repeat] - told[0, repeat])
         found.append({way: float(np.expm1(np.nanmean(each))) for way, each in over.items()})
     return found
-
-
-def _alone(collective: Collective, shape: tuple[int, int], sizes: Sequence[int]) -> Workload:
-    calls = [WorkCall(Group(*shape), collective, size, 0.0) for size in sizes]
-    return Workload("sizes", tuple(calls))
 
 
 def _swept(grid: Grid, log_us: Floats, allowed: Bools) -> Ints:
