@@ -11,8 +11,6 @@ standard deviations of one run's, what passed; `_least` is that of the worst mac
 each bin, at times eight times as large in some; calls now and then a multiple slower, processes
 slow as a whole, sizes of one process alike. `gate_false_passes`: of the bins that passed, those
 whose true gain is not above 0, and the upper end of its 95 % interval (Clopper and Pearson).
-`gate_slack_false_passes`: of gates with a slack of 5 %, whose config takes fewer channels and loses
-just that at all sizes, those that let anything pass.
 """
 
 import tempfile
@@ -32,7 +30,6 @@ from scipy import stats
 from dynamiccl.datasets.actions import Catalogue
 from dynamiccl.datasets.cells import noise_bands, task_grid, tuned
 from dynamiccl.datasets.features import TUNED, Observations
-from dynamiccl.datasets.manifest import Slack
 from dynamiccl.datasets.questions import table_bins
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.store import read
@@ -98,11 +95,10 @@ class WantedConfigs:
             values[row, action] = -1.0 / (1.0 + gain)
         return values
 
-
-def passed(policy: WantedConfigs, fresh: pl.DataFrame) -> set[int]:
-    """The bins that pass a gate at the default rate."""
-    gated = pass_gate(policy, fresh)  # type: ignore[arg-type]
-    return {cell.bin for cell in gated.cells if cell.verdict is Verdict.PASSED}
+    def passes(self, fresh: pl.DataFrame) -> set[int]:
+        """The bins that pass a gate at the default rate."""
+        gated = pass_gate(self, fresh)  # type: ignore[arg-type]
+        return {cell.bin for cell in gated.cells if cell.verdict is Verdict.PASSED}
 
 
 def small_sweeps(machines: int) -> dict[str, float]:
@@ -138,7 +134,7 @@ def _small_sweep(number: int, out: Path) -> tuple[float, float, int, int]:
     wanted = {b: (int(a), float(g)) for b, a, g in zip(bins, best, predicted, strict=True) if a}
     gains = np.log(truth.default_us / truth.chosen_us(best))
     policy = WantedConfigs(trained, wanted)
-    let = passed(policy, fresh)
+    let = policy.passes(fresh)
     # One standard deviation for all bins of a machine: three runs do not tell that of each.
     runs, [support] = FreshRuns(fresh, catalogue), policy.manifest.supports
     by_run = [runs.gains(support, "AllReduce", [b], a) for b, (a, _) in wanted.items()]
@@ -151,50 +147,32 @@ def _small_sweep(number: int, out: Path) -> tuple[float, float, int, int]:
 
 
 def drawn_gates(gates: int) -> dict[str, float]:
-    """Bins that pass, and those of them without a gain, over gates with noise of all kinds.
-
-    And the share of gates for non-inferiority that let a loss of just the slack pass.
-    """
-    parts = [range(first, first + _PART) for first in range(0, gates, _PART)]
-    judged = list(parallel(judge_drawn, [(part, slack) for part in parts for slack in (0.0, 0.05)]))
-    gains, losses = (
-        np.concatenate([counts for (_, slack), counts in judged if bool(slack) is has_slack])
-        for has_slack in (False, True)
-    )
-    num_passed, num_false = map(int, gains.sum(axis=0))
+    """Bins that pass, and those of them without a gain, over gates with noise of all kinds."""
+    parts = [(range(first, first + _PART),) for first in range(0, gates, _PART)]
+    counts = np.concatenate([counts for _, counts in parallel(judge_drawn, parts)])
+    num_passed, num_false = map(int, counts.sum(axis=0))
     return {
         "gate_gates": gates,
         "gate_q": DEFAULT_Q,
         "gate_passed": num_passed,
         "gate_false_passes": num_false / num_passed,
         "gate_false_passes_hi": float(stats.beta.ppf(0.975, num_false + 1, num_passed - num_false)),
-        "gate_slack_false_passes": float((losses[:, 0] > 0).mean()),
     }
 
 
-def judge_drawn(seeds: range, slack: float) -> npt.NDArray[np.int64]:
-    """(gates, 2) bins that pass, and those of them whose true gain is not above 0.
-
-    With a `slack` (a share) all lose just that, and the config takes fewer channels.
-    """
+def judge_drawn(seeds: range) -> npt.NDArray[np.int64]:
+    """(gates, 2) bins that pass, and those of them whose true gain is not above 0."""
     trained = _frame("trained", 1)
     fresh = {repeats: _frame("fresh", repeats) for repeats in (1, 4)}
     counts = []
     for seed in seeds:
         random = np.random.default_rng(seed)
         gains, logs = _drawn(random, int(random.choice(list(fresh))))
-        if slack:
-            logs[1] += (gains + np.log1p(slack))[:, None, None]
-            gains[:] = -np.log1p(slack)
         # The policy believes in all bins; in some there is nothing, or less than that.
         predicted = np.maximum(gains, 0.0) + random.exponential(0.05, len(SIZES))
         wanted = {size_bin(s): (1, float(g)) for s, g in zip(SIZES, predicted, strict=True)}
         times = pl.Series("time_us", 100.0 * np.exp(logs.ravel()))
-        judged = fresh[logs.shape[-1]].with_columns(times)
-        policy = WantedConfigs(trained, wanted)
-        rule = Slack(slack, "all", None) if slack else None
-        policy.manifest = replace(policy.manifest, slack=rule)
-        let = passed(policy, judged)
+        let = WantedConfigs(trained, wanted).passes(fresh[logs.shape[-1]].with_columns(times))
         false = sum(size_bin(s) in let for s, g in zip(SIZES, gains, strict=True) if g <= 0.0)
         counts.append((len(let), false))
     return np.array(counts)

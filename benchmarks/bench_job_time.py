@@ -8,10 +8,10 @@ as long as was fitted; `held_0`, not at all; both again with AllGather's channel
 own (2.29 and 2.30 drop them); `waves`, compute loses whole waves of tiles; `memory`, compute loses
 bandwidth and no multiprocessors. Nobody may raise channels above NCCL's own, as from 2.31 on.
 
-What is measured scatters as the simulator's own calls do (2 %). Rules read one sweep: three repeats
-of every config *alone*; `job` also rows of compute beside calls, and a trace. AutoCCL's search
-measures the job's calls instead, and a search like Lagom's (arXiv 2602.20656; its code was not
-published) is the same, told the time that a call and the compute beside it take together.
+Rules read one sweep (three repeats of every config *alone*, 2 % of noise); `job` also rows of
+compute beside calls, and a trace. AutoCCL's search measures the job's calls instead, and a search
+like Lagom's (arXiv 2602.20656; its code was not published) is the same, told the time that a call
+and the compute beside it take together.
 
 Figures are shares of NCCL's job time; intervals in the tables are bootstraps over cases.
 
@@ -23,7 +23,7 @@ Figures are shares of NCCL's job time; intervals in the tables are bootstraps ov
     slack_loss_over_bound   waves and memory: what 5 % slack loses to call by call, less 5 % of the
                             hidden calls' share of the job: at most 0 where it keeps its promise
 
-Writes out/bench/job_time.json. K calls (each one task), A configs, the first NCCL's own choice.
+K calls (each one task), A configs, the first NCCL's own choice.
 """
 
 import copy
@@ -142,14 +142,13 @@ class Measured:
         """Medians of the repeats over the truth."""
         noise = Noise(QUIET.jitter, None, int(np.prod(shape)))
         draws = [np.exp(noise.log_factors(self._random)) for _ in range(REPEATS)]
-        found: Floats = np.median(draws, axis=0).reshape(shape)
-        return found
+        return np.asarray(np.median(draws, axis=0).reshape(shape))
 
     def _drawn(self, measured: Floats) -> Floats:
         """(D, ...) what the truth of measured values may be."""
-        normal = self._random.standard_normal((DRAWS, *measured.shape))
-        found: Floats = measured * np.exp(SPREAD * normal)
-        return found
+        return np.asarray(
+            measured * np.exp(SPREAD * self._random.standard_normal((DRAWS, *measured.shape)))
+        )
 
     def beside(self) -> tuple[Floats, Floats]:
         """(D, K, A) draws of times beside compute and of the share of speed that compute loses.
@@ -193,29 +192,24 @@ class Measured:
 
     def search(self, true_us: Floats, repeats: int) -> tuple[Ints, int]:
         """(K,) what AutoCCL's search finds by times (K, A), and the iterations that it spends."""
-        keys = range(len(true_us))
-        actions, spaces = zip(*(self._space(key) for key in keys), strict=True)
-        by_key: Mapping[Key, SearchSpace] = dict(zip(keys, spaces, strict=True))
-        search = AutoCcl(by_key.__getitem__, repeats=repeats)
+        world, keys = self.job.world, range(len(true_us))
+        ran = (world.algorithm, world.protocol, world.num_channels)
+        actions, spaces = list[Ints](), dict[Key, SearchSpace]()
+        for key in keys:
+            actions.append(np.flatnonzero(self.job.allowed[key]))
+            cells = zip(*(part[key, actions[key]].tolist() for part in ran), strict=True)
+            own, *others = [Choice(Config(Algorithm(a), Protocol(p), n)) for a, p, n in cells]
+            # The first is NCCL's own choice: the same config by another name is left out.
+            spaces[key] = SearchSpace([Choice(), *others], default_runs=own)
+        search = AutoCcl(spaces.__getitem__, repeats=repeats)
         noise, iterations = Noise(QUIET.jitter, None, len(keys)), 0
         while not iterations or not all(search.is_over(key) for key in keys):
             scatter = np.exp(noise.log_factors(self._random))
             for key in keys:
-                ran = actions[key][search.ask(key)]
-                search.tell(key, float(true_us[key, ran] * scatter[key]))
+                asked = actions[key][search.ask(key)]
+                search.tell(key, float(true_us[key, asked] * scatter[key]))
             iterations += 1
         return np.array([actions[key][search.best(key)] for key in keys]), iterations
-
-    def _space(self, key: int) -> tuple[Ints, SearchSpace]:
-        """The actions of a call, and a search space of what they come to."""
-        world, actions = self.job.world, np.flatnonzero(self.job.allowed[key])
-        parts = (world.algorithm, world.protocol, world.num_channels)
-        ran = [
-            Choice(Config(Algorithm(a), Protocol(p), n))
-            for a, p, n in zip(*(part[key, actions].tolist() for part in parts), strict=True)
-        ]
-        # The first is NCCL's own choice: the same config by another name is left out.
-        return actions, SearchSpace([Choice(), *ran[1:]], default_runs=ran[0])
 
 
 def by_step(measured: Measured) -> Ints:

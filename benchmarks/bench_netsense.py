@@ -9,9 +9,9 @@ What parts measured is kept in out/bench/netsense-steps.json. Needs root and ipr
                 shaped, since what they compute does not depend on it (Table 1: accuracy)
     rates       ... a few steps of them under each rate: time to accuracy, convergence time
     adaptive    NetSense trains under each rate
-    throughput  step times of a net of 46 MB at 200, 500, 800 Mbit/s and not shaped (scenario 1)
-    changing    46 MB: 2,000 to 200 Mbit/s on all links, steps until NetSense has settled (scenario
-                2); 500 Mbit/s with a competitor every other eight steps (scenario 3)
+    throughput  step times of a net of 46 MB at each rate and not shaped (scenario 1)
+    changing    46 MB: 2,000 to 200 Mbit/s on all links (scenario 2); 500 Mbit/s with a competitor
+                every other eight steps (scenario 3)
 
 Digits' links are slower by as much as the net is smaller than ResNet-18 (46.2 MB): "200" is 1.55
 Mbit/s. Intervals are over seeds (5; FULL=1: 10), which draw the halves of the images, the weights

@@ -2,20 +2,18 @@
 
     python benchmarks/bench_plugin.py
 
-`getcollinfo_*`: one getCollInfo, which every collective pays on the host. A full table (every size
-bin, five collectives, all kinds of decisions) is asked random questions by a C++ program; p50 and
-p99 are over 20,000 batches of 64, since one call is as short as reading the clock. The baseline is
-the same function pointer with a communicator that abstains for good; `adaptive_getcollinfo_*` is
-that of the library of mode adaptive, one rank of two.
+`getcollinfo_*`: one getCollInfo, which every collective pays on the host. A full table is asked
+random questions by a C++ program; p50 and p99 are over 20,000 batches of 64, since one call is as
+short as reading the clock. The baseline is the same function pointer with a communicator that
+abstains for good; `adaptive_getcollinfo_*` is that of mode adaptive's library, one rank of two.
 `rss_table_mib`: by how much loading it and agreeing on one communicator makes the private pages of
 a process grow. `job_threads`, `wakeups_per_s`: other threads of that process, and how often they
 wake up in three steady seconds. `word_8_ranks_ms`: from the last rank's entry into `init` to the
-last one's return, 8 processes, the median of 200 communicators; `word_2000_ranks_ms`, a stress
-test: 2,000 ranks as threads of four processes, the median of 3. `tcp_*`: the same by an arbiter
-over the loopback, at 10,000 ranks once, with the memory of the arbiter's larger process.
-`tuner_lines`: of every source and header that its dependency files name, but generated ones;
-`adaptive_lines`: of what mode adaptive has beyond those and the recorder's; `_code_lines`: without
-comments and empty lines. `record_*`: one recorded call, as bench.cpp says.
+last one's return, the median of 200 communicators; `word_2000_ranks_ms`, a stress test: ranks are
+threads of four processes. `tcp_*`: the same by an arbiter over the loopback, at 10,000 ranks once,
+with the memory of the arbiter's larger process. `tuner_lines`: of every source and header that its
+dependency files name, but generated ones; `adaptive_lines`: of what mode adaptive has beyond those
+and the recorder's; `_code_lines`: without comments and empty lines. `record_*`: one recorded call.
 """
 
 import json
