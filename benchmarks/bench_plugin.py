@@ -24,7 +24,8 @@ import statistics
 import subprocess
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -41,10 +42,12 @@ from tests.serve.abi import prepared_environment, write_bare_artifact
 from tests.serve.brains import HintPolicy, make_artifact
 from tests.serve.jobs.arbiter import Arbiter
 from tests.serve.jobs.play import play
-from tests.serve.jobs.setting import fingerprint, make_setting
+from tests.serve.jobs.setting import KEY, fingerprint, make_setting
 
 NUM_RANKS: Final = 16
 KIB_PER_MIB: Final = 1024
+#: Longer than any vote here.
+ARBITER_MS: Final = 30_000
 SYSTEM = "bench"
 #: Written by tests.vocabulary.
 GENERATED: Final = "vocabulary.h"
@@ -92,40 +95,29 @@ def measure_calls(build_dir: Path) -> dict[str, float]:
         command = [program, str(build_dir / TUNER_NAME), str(NUM_RANKS)]
         figures = figures_of(command, environment)
         environment = environment_of(Path(folder) / "adaptive", 2)
-        environment |= start_arbiter(build_dir, environment)
-        told = figures_of([program, str(build_dir / ADAPTIVE_NAME), "2"], environment)
+        with arbiter_of(build_dir, environment) as arbiter:
+            command = [program, str(build_dir / ADAPTIVE_NAME), "2"]
+            told = figures_of(command, environment | by(arbiter))
     for name in ("getcollinfo_p50_ns", "getcollinfo_p99_ns"):
         figures[f"adaptive_{name}"] = told[name]
     return figures
 
 
 def measure_votes(build_dir: Path) -> dict[str, float]:
-    """How long ranks take to agree on a table."""
+    """How long ranks take to agree on a table, and the memory of the last arbiter's processes."""
     figures: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for way, ranks, processes, rounds in VOTES:
-            environment = environment_of(Path(folder) / f"{way}-{ranks}", ranks)
-            if way == "tcp":
-                environment |= start_arbiter(build_dir, environment)
-            command = [str(build_dir / "init_ranks"), str(build_dir / TUNER_NAME)]
-            command += ["--ranks", str(ranks), "--processes", str(processes)]
-            made = figures_of([*command, "--rounds", str(rounds)], environment)
-            if made["tables"] != ranks * rounds:
-                raise RuntimeError(f"{made['tables']} of {ranks * rounds} ranks got the table")
-            figures[f"{way}_{ranks}_ranks_ms"] = statistics.median(made["ms"])
-        figures["tcp_10000_arbiter_mib"] = peak_mib(f"DYNAMICCL_KEY={environment['DYNAMICCL_KEY']}")
-    return figures
-
-
-def peak_mib(mark: str) -> float:
-    """The most memory that a process of an arbiter has had, which knows `mark`."""
-    peaks_kib = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
-            if mark.encode() in (folder / "environ").read_bytes():
-                status = (folder / "status").read_text(encoding="utf-8")
-                peaks_kib += [int(kib) for kib in re.findall(r"VmHWM:\s+(\d+) kB", status)]
-    return max(peaks_kib) / KIB_PER_MIB
+    for way, ranks, processes, rounds in VOTES:
+        command = [str(build_dir / "init_ranks"), str(build_dir / TUNER_NAME)]
+        command += ["--ranks", str(ranks), "--processes", str(processes), "--rounds", str(rounds)]
+        with tempfile.TemporaryDirectory() as folder:
+            environment = environment_of(Path(folder) / "artifact", ranks)
+            with arbiter_of(build_dir, environment) as arbiter:
+                made = figures_of(command, environment | (by(arbiter) if way == "tcp" else {}))
+                peaks_kib = [peak_kib(pid) for pid in arbiter.processes()]
+        if made["tables"] != ranks * rounds:
+            raise RuntimeError(f"{made['tables']} of {ranks * rounds} ranks got the table")
+        figures[f"{way}_{ranks}_ranks_ms"] = statistics.median(made["ms"])
+    return figures | {"tcp_10000_arbiter_mib": max(peaks_kib) / KIB_PER_MIB}
 
 
 def environment_of(artifact: Path, num_ranks: int) -> dict[str, str]:
@@ -135,18 +127,21 @@ def environment_of(artifact: Path, num_ranks: int) -> dict[str, str]:
     return job | prepared_environment(artifact, SYSTEM, 23007)
 
 
-def start_arbiter(build_dir: Path, job: dict[str, str]) -> dict[str, str]:
-    """Start the arbiter of a job, which ends with this process; returns its variables."""
-    key = {"DYNAMICCL_KEY": secrets.token_hex(16)}
-    started = subprocess.run(
-        [str(build_dir / "dynamiccl-arbiter"), "0", str(os.getpid())],
-        env=os.environ | key | job,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    address = f"127.0.0.1:{int(started.stdout)}"
-    return key | {"DYNAMICCL_ARBITER": address, "DYNAMICCL_WORD": "0"}
+def arbiter_of(build_dir: Path, environment: Mapping[str, str]) -> Arbiter:
+    """The arbiter of a job."""
+    program = [str(build_dir / "dynamiccl-arbiter")]
+    return Arbiter(program, environment["DYNAMICCL_JOB"], ARBITER_MS, environment)
+
+
+def by(arbiter: Arbiter) -> dict[str, str]:
+    """What ranks need to agree by it."""
+    return {"DYNAMICCL_ARBITER": arbiter.address, "DYNAMICCL_KEY": KEY, "DYNAMICCL_WORD": "0"}
+
+
+def peak_kib(pid: int) -> int:
+    """The most memory that a process has had."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    return int(status.partition("VmHWM:")[2].split()[0])
 
 
 def source_lines(build_dir: Path) -> dict[str, int]:
@@ -213,8 +208,7 @@ def measure_leader() -> dict[str, float | None]:
             setting = replace(setting, artifact=artifact)
             ranks, arbiter = setting.environment() | KNOWN | settings, None
             if settings:
-                program = [str(build_dir / "dynamiccl-arbiter")]
-                arbiter = stack.enter_context(Arbiter(program, setting.job, 10_000, ranks))
+                arbiter = stack.enter_context(arbiter_of(build_dir, ranks))
                 ranks |= setting.by_arbiter(arbiter.address) | KNOWN
             library = build_dir / (ADAPTIVE_NAME if arbiter else TUNER_NAME)
             before, began = os.times(), time.monotonic()
