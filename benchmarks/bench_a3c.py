@@ -31,7 +31,7 @@ import numpy as np
 import online_world as play
 import torch
 from harness import ROOT, run_parts, student
-from online_world import SEEDS, Floats, Found, Judge, Mark, Setting, make_network, recipe_of
+from online_world import SEEDS, Found, Judge, Mark, Setting, make_network, recipe_of
 
 from dynamiccl.train.online import a3c
 from dynamiccl.train.online.a3c import ActorCritic, Player, Seen, State, Trajectory
@@ -196,7 +196,18 @@ def by_rate() -> Found:
     rates = 10.0 ** np.random.default_rng(100).uniform(-4.5, -1.0, RATES)
     recipes = [recipe_of(learning_rate=rate) for rate in rates.tolist()]
     found = np.array([scores(recipe, index)[0] for index, recipe in enumerate(recipes)])
-    draw_rates(rates, found)
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    # As figure 2 of the paper.
+    figure, axes = plt.subplots(figsize=(5.2, 2.6), dpi=80)
+    axes.semilogx(rates, found.clip(-4.0), ".", color="0.2")
+    axes.axhline(0.0, color="0.6", linewidth=0.8)
+    axes.set(xlabel="learning rate", ylabel="score", title="50 learning rates and starts")
+    figure.tight_layout()
+    figure.savefig(PLOT)
     best = np.quantile(found, 0.9)
     good = rates[found >= best - 0.2]
     return {
@@ -207,21 +218,6 @@ def by_rate() -> Found:
         "rates_below_0": float(np.mean(found < 0.0)),
         "rates_scores": json.dumps(found.round(3).tolist()),
     }
-
-
-def draw_rates(rates: Floats, found: Floats) -> None:
-    """The scatter plot, as figure 2 of the paper."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(5.2, 2.6), dpi=80)
-    axes.semilogx(rates, found.clip(-4.0), ".", color="0.2")
-    axes.axhline(0.0, color="0.6", linewidth=0.8)
-    axes.set(xlabel="learning rate", ylabel="score", title="50 learning rates and starts")
-    figure.tight_layout()
-    figure.savefig(PLOT)
 
 
 def policy_loss(

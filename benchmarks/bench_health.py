@@ -20,7 +20,7 @@ from harness import ROOT, write_result
 from dynamiccl.collect.grid import communicators
 from dynamiccl.collect.health import Report, examine
 from dynamiccl.collect.simulated import SimulatorRunner
-from dynamiccl.collect.sweep import GroupShape, Sweep, load_sweep, parse_sweep, sweep_text
+from dynamiccl.collect.sweep import GroupShape, load_sweep, parse_sweep, sweep_text
 from dynamiccl.datasets.store import measurements_table
 
 EXAMPLE: Final = ROOT / "examples" / "health.toml"
@@ -32,29 +32,27 @@ KINDS: Final = ("gpu", "nic", "node", "link")
 CLUSTERS: Final = {n: (8, 100 if n in {2, 4} else 50) for n in (2, 3, 4, 5, 16)} | {64: (3, 10)}
 
 
-def sweep_of(nodes: int, gpus: int, seed: int) -> Sweep:
-    """The example's sweep of a cluster, each launch once; `gpus` is a power of two."""
+def rows(nodes: int, *slow: str, gpus: int = GPUS, seed: int = 0) -> pl.DataFrame:
+    """Measurements of a cluster with slow parts: gpu:3:1:1.3, nic:3:1:2, node:3:2, link:0:3:2.
+
+    By the example's sweep, each launch once; `gpus` is a power of two.
+    """
     ranks = nodes * gpus
     bits = (ranks - 1).bit_length()
     splits = [f"AND {(1 << bits) - 1 - (1 << bit):#x}" for bit in range(bits)]
     if nodes & (nodes - 1):
         splits += [f"MOD {apart * gpus}" for apart in range((nodes + 1) // 2, nodes)]
-    groups = [
-        GroupShape(num_nodes=nodes, ranks_per_node=gpus, split=split, spare=spare)
-        for split in splits
-        for spare in (2 * len(communicators(split, nodes, gpus, spare=True)) < ranks,)
-    ]
+    groups = []
+    for split in splits:
+        spare = 2 * len(communicators(split, nodes, gpus, spare=True)) < ranks
+        shape = {"num_nodes": nodes, "ranks_per_node": gpus, "split": split, "spare": spare}
+        groups.append(GroupShape(**shape))
     file = load_sweep(EXAMPLE).file
     simulator = file.simulator.model_copy(update={"seed": seed})
     # Nine rows a launch, as many as its five sizes have out of place and in place.
     sizes = file.sizes.model_copy(update={"min": 1 << 20})
     update = {"groups": tuple(groups), "sizes": sizes, "cycles": 1, "simulator": simulator}
-    return parse_sweep(sweep_text(file.model_copy(update=update)), where="the cluster's sweep")
-
-
-def rows(nodes: int, *slow: str, gpus: int = GPUS, seed: int = 0) -> pl.DataFrame:
-    """Measurements of a cluster with slow parts: gpu:3:1:1.3, nic:3:1:2, node:3:2, link:0:3:2."""
-    made = sweep_of(nodes, gpus, seed)
+    made = parse_sweep(sweep_text(file.model_copy(update=update)), where="the cluster's sweep")
     runner = SimulatorRunner(made.file)
     found: list[dict[str, Any]] = []
     for launch in runner.launches(0, made.trials):

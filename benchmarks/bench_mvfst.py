@@ -260,17 +260,12 @@ def by_price() -> Found:
                 ("oracle", judge.play(lambda env: env.costs().argmin(2))),
                 ("fixed", judge.play(partial(best_fixed, price))),
             ):
-                rows.setdefault(name, []).append(front(env))
+                time = float((np.stack(env.took) / env.tables.reference_us).mean())
+                rows.setdefault(name, []).append((time, float(np.mean(env.held))))
         for name, pairs in rows.items():
             for end, values in zip(("time", "channels"), np.array(pairs).T, strict=True):
                 found |= student(values.tolist(), f"price_{price:g}_{name}_{end}")
     return found
-
-
-def front(env: RoundEnv) -> tuple[float, float]:
-    """Mean time of calls over NCCL's own choice in quiet, and mean channels."""
-    took = np.stack(env.took)
-    return float((took / env.tables.reference_us).mean()), float(np.mean(env.held))
 
 
 PARTS: Final[dict[str, Callable[[], Found]]] = {

@@ -27,7 +27,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -198,20 +197,14 @@ def changing(network: Network, job: Job) -> Kept:
     for method in (OURS, "allreduce", "topk-0.1"):
         steps: list[Any] = []
         for turn in range(4):
-            with competitor(network, quiet=turn % 2 == 0):
-                steps += [job.run(model="wide", method=method, steps=TURN_STEPS, keep=turn > 0)]
+            # One stream of TCP from the first to the second slow link, in place of iperf3.
+            ends = ((1, "--sink"), (0, "--flood")) if turn % 2 else ()
+            beside = [network.start(rank, f"{flag} {network.address(1)}") for rank, flag in ends]
+            steps += [job.run(model="wide", method=method, steps=TURN_STEPS, keep=turn > 0)]
+            for process in beside:
+                process.kill()
         found["competitor"][method] = steps
     return found
-
-
-@contextmanager
-def competitor(network: Network, *, quiet: bool) -> Iterator[None]:
-    """One stream of TCP from the first to the second of the slow links, in place of iperf3."""
-    ends = () if quiet else ((1, "--sink"), (0, "--flood"))
-    processes = [network.start(rank, f"{flag} {network.address(1)}") for rank, flag in ends]
-    yield
-    for process in processes:
-        process.kill()
 
 
 PARTS: Final = {each.__name__: each for each in (accuracy, rates, adaptive, throughput, changing)}

@@ -149,7 +149,13 @@ class RoundEnv(DecisionEnv):
         channels, reference = world.num_channels[key, now], self.tables.reference_us
         noise = world.scenario.jitter.sigma * self._draw.standard_normal(took.shape)
         measured = took * np.exp(noise / np.sqrt(CALLS))
-        self._record(key.ravel(), now.ravel(), measured.ravel())
+        key, ran = key.ravel(), now.ravel()
+        sizes = np.array([each.size_bytes for each in world.keys])[key]
+        level, skew = np.full(len(key), float(history.UNKNOWN)), np.zeros(len(key))
+        columns = (world.algorithm, world.protocol, world.num_channels)
+        told = (each[key, ran] for each in columns)
+        calls = history.CallColumns(sizes, measured.ravel(), *told, level, skew)
+        self.calls._rings.add(np.arange(len(key)), calls)
         self._slow = {on: link.send(np.full(self.num_envs, AGREEMENT_US))
                       for on, link in self._links}  # fmt: skip
         cost = took / reference + self.setting.price * channels
@@ -163,14 +169,6 @@ class RoundEnv(DecisionEnv):
             "true_us": CALLS * took.sum(1),
             "default_us": CALLS * times[:, :, ABSTAIN_ACTION].sum(1),
         }
-
-    def _record(self, key: Actions, action: Actions, measured: Floats) -> None:
-        named = ("algorithm", "protocol", "num_channels")
-        ran = {name: getattr(self.world, name)[key, action] for name in named}
-        sizes = np.array([each.size_bytes for each in self.world.keys])[key]
-        level, skew = np.full(len(key), float(history.UNKNOWN)), np.zeros(len(key))
-        calls = history.CallColumns(sizes, measured, **ran, interference=level, skew_us=skew)
-        self.calls._rings.add(np.arange(len(key)), calls)
 
 
 class Actor(NamedTuple):
