@@ -50,7 +50,7 @@ def scores(recipe: Recipe, seed: int, marks: int = 1, **others: Any) -> list[flo
     """Scores on the way of a run."""
     network = make_network(HERE, recipe, seed)
     made = play.train(HERE, recipe, seed, network, marks, **others)
-    return Judge.of(HERE, recipe).scores(made, network)
+    return Judge(HERE, recipe).scores(made, network)
 
 
 def by_column(name: str, rows: Sequence[Sequence[float]]) -> Found:
@@ -73,7 +73,7 @@ def by_samples() -> Found:
 def by_seconds() -> Found:
     """Updates a second and scores of processes, and of a DQN on as many cores."""
     found: Found = {"wall_seconds": SECONDS, "wall_cores": os.cpu_count()}
-    judge = Judge.of(HERE, recipe_of())
+    judge = Judge(HERE, recipe_of())
     rows: dict[str, list[list[Mark]]] = {}
     for seed in SEEDS:
         for count in COUNTS:

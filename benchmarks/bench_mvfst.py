@@ -140,7 +140,7 @@ def learned(
     recipe = play.recipe_of(seen_decisions=max(history, 1), **longer)
     network = HistoryNetwork(setting, recipe, seed, history, has_lstm=has_lstm)
     network.load_state_dict(play.train(setting, recipe, seed, network)[-1].weights)
-    return network, Judge.of(setting, recipe)
+    return network, Judge(setting, recipe)
 
 
 def rewards(setting: Setting, history: int, *, has_lstm: bool = False) -> list[float]:
@@ -197,7 +197,7 @@ def by_world() -> Found:
     """Two policies and their rivals, with times of calls, in worlds that they did not see."""
     rows: dict[str, list[float]] = {}
     plain = UNSEEN["same"]
-    pilot = Judge.of(plain, play.recipe_of(), play.JUDGED - 1)
+    pilot = Judge(plain, play.recipe_of(), play.JUDGED - 1)
     rules = [(slow, hold) for slow in (0.15, 0.3, 0.5) for hold in (0, 8, 32, 128)]
     best = min(
         rules, key=lambda each: pilot.play(partial(threshold_rule, each[0], each[1], {})).both
@@ -205,7 +205,7 @@ def by_world() -> Found:
     for seed in SEEDS:
         trained = {"a3c": _a3c(seed), "impala": _impala(seed)}
         for world, setting in UNSEEN.items():
-            judge = Judge.of(setting, play.recipe_of("a3c-lstm"), play.JUDGED + 1 + seed)
+            judge = Judge(setting, play.recipe_of("a3c-lstm"), play.JUDGED + 1 + seed)
             contenders: dict[str, Callable[[RoundEnv], Actions]] = {
                 "nccl": lambda env: np.zeros(env.shape, dtype=np.int64),
                 "quiet": partial(best_fixed, 0.0),

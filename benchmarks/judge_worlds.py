@@ -100,7 +100,12 @@ def judge_table(kind: str, seed: int) -> Table:
     collective = DISTINCT[random.integers(len(DISTINCT))]
     sizes = _drawn_sizes(random)
     known = find_system(system_name)
-    configs = _configs(known, group, collective, _drawn_channels(random, known, group))
+    # Three to six numbers of channels up to what a ring opens.
+    most = known.max_channels(group, Algorithm.Ring)
+    counts = [count for count in _CHANNELS if count <= most]
+    some = min(int(random.integers(3, 7)), len(counts))
+    channels = sorted(random.choice(counts, some, replace=False).tolist())
+    configs = _configs(known, group, collective, channels)
     system = perturbed(system_name, seed) if name in SHIPPED else known
     calls = [Call(group, collective, size) for size in sizes]
     table, ran = table_of(f"{kind} {collective.wire} #{seed}", kind, system, calls, configs)
@@ -150,14 +155,6 @@ def _drawn_sizes(random: np.random.Generator) -> tuple[int, ...]:
     count = int(random.integers(_MIN_SIZES, most + 1))
     start = _FIRST + step * int(random.integers(0, most - count + 1))
     return tuple(int(2 ** (half / 2)) for half in range(start, start + step * count, step))
-
-
-def _drawn_channels(random: np.random.Generator, system: System, group: Group) -> tuple[int, ...]:
-    """Three to six numbers of channels up to what a ring opens."""
-    most = system.max_channels(group, Algorithm.Ring)
-    known = [count for count in _CHANNELS if count <= most]
-    count = min(int(random.integers(3, 7)), len(known))
-    return tuple(sorted(random.choice(known, count, replace=False).tolist()))
 
 
 def _configs(

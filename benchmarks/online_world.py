@@ -217,22 +217,15 @@ def make_network(setting: Setting, recipe: Recipe, seed: int) -> ActorCritic:
     return ActorCritic(Imitator(trunk, width, actions, None), width, actions, recipe.seen_decisions)
 
 
-@dataclass(frozen=True, slots=True)
 class Judge:
-    """What NCCL's own choice and the late oracle cost in fixed episodes."""
+    """What NCCL's own choice and the late oracle cost in fixed episodes, without variation."""
 
-    actor: Actor
-    #: (costs, their ln): the latter is what rewards fall with.
-    usual: tuple[float, float] = (0.0, 0.0)
-    known: tuple[float, float] = (0.0, 0.0)
-
-    @classmethod
-    def of(cls, setting: Setting, recipe: Recipe, seed: int = JUDGED) -> "Judge":
-        """Its episodes are those of the setting, without variation."""
+    def __init__(self, setting: Setting, recipe: Recipe, seed: int = JUDGED) -> None:
         judged = replace(recipe, jobs=JOBS, episode_rounds=ROUNDS, vary=1.0, vary_times=0.0)
-        made = cls(Actor(setting, judged, seed))
-        usual = made.play(lambda env: np.zeros(env.shape, dtype=np.int64)).both
-        return cls(made.actor, usual, made.play(lambda env: env.costs().argmin(2)).both)
+        self.actor = Actor(setting, judged, seed)
+        #: (costs, their ln): the latter is what rewards fall with.
+        self.usual = self.play(lambda env: np.zeros(env.shape, dtype=np.int64)).both
+        self.known = self.play(lambda env: env.costs().argmin(2)).both
 
     def play(self, choose: Callable[[RoundEnv], Actions]) -> RoundEnv:
         """Episodes of a rule, whose decisions are configs."""

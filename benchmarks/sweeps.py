@@ -15,9 +15,9 @@ from harness import ROOT
 from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.datasets.cells import REPEAT_COLUMNS, usable
 from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET, REQUESTED_COLUMNS
-from dynamiccl.datasets.store import read
+from dynamiccl.datasets.store import config_of, read
 from dynamiccl.errors import OutputError
-from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.nccl import ABSTAIN, Collective, Config
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -92,7 +92,7 @@ def _measured(key: Mapping[str, Any], frame: pl.DataFrame) -> Measured:
     frame = frame.group_by(repeats).agg(pl.col("time_us").log().mean())
     places: dict[tuple[int, Config], list[float]] = {}
     for row in frame.sort("size_bytes", *REPEAT_COLUMNS, "time_us").iter_rows(named=True):
-        config = ABSTAIN if row["is_default"] else _requested(row)
+        config = ABSTAIN if row["is_default"] else config_of(row)
         places.setdefault((row["size_bytes"], config), []).append(row["time_us"])
     sizes = sorted({size for size, _ in places})
     others = sorted({config for _, config in places} - {ABSTAIN}, key=lambda config: config.key)
@@ -107,13 +107,3 @@ def _measured(key: Mapping[str, Any], frame: pl.DataFrame) -> Measured:
     name = f"{key['file']}: {key['system']} {collective.wire} {shape[0]}x{shape[1]}"
     name = " ".join([name, *beside])
     return Measured(name, collective, shape, tuple(sizes), configs, log_times)
-
-
-def _requested(row: Mapping[str, Any]) -> Config:
-    algorithm, protocol, num_channels, chunk_bytes = (row[name] for name in REQUESTED_COLUMNS)
-    return Config(
-        Algorithm.parse(algorithm) if algorithm else None,
-        Protocol.parse(protocol) if protocol else None,
-        num_channels,
-        chunk_bytes,
-    )

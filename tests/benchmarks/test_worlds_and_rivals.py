@@ -99,7 +99,7 @@ RECIPE = recipe_of(jobs=4, steps=4)
 
 
 def test_an_oracle_scores_1_nccl_0_and_a_rule_that_looks_more_than_a_table() -> None:
-    judge = Judge.of(Setting(), RECIPE)
+    judge = Judge(Setting(), RECIPE)
     oracle = judge.play(lambda env: env.costs().argmin(2))
     assert judge.score_of(oracle) == pytest.approx(1.0)
     assert judge.score_of(judge.play(lambda env: np.zeros(env.shape, dtype=np.int64))) == 0.0
