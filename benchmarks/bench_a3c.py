@@ -61,7 +61,7 @@ def by_column(name: str, rows: Sequence[Sequence[float]]) -> Found:
     return found
 
 
-def by_samples() -> Found:
+def actors() -> Found:
     """Scores after each quarter of the samples, by the number of actors."""
     found: Found = {}
     for count in COUNTS:
@@ -70,7 +70,7 @@ def by_samples() -> Found:
     return found
 
 
-def by_seconds() -> Found:
+def wall() -> Found:
     """Updates a second and scores of processes, and of a DQN on as many cores."""
     found: Found = {"wall_seconds": SECONDS, "wall_cores": os.cpu_count()}
     judge = Judge(HERE, recipe_of())
@@ -191,10 +191,10 @@ def _dqn_for(seconds: float, seed: int) -> list[Mark]:
         playing.close()
 
 
-def by_rate() -> Found:
+def rates() -> Found:
     """Scores of 50 learning rates, and a picture of them."""
-    rates = 10.0 ** np.random.default_rng(100).uniform(-4.5, -1.0, RATES)
-    recipes = [recipe_of(learning_rate=rate) for rate in rates.tolist()]
+    tried = 10.0 ** np.random.default_rng(100).uniform(-4.5, -1.0, RATES)
+    recipes = [recipe_of(learning_rate=rate) for rate in tried.tolist()]
     found = np.array([scores(recipe, index)[0] for index, recipe in enumerate(recipes)])
     import matplotlib as mpl
 
@@ -203,13 +203,13 @@ def by_rate() -> Found:
 
     # As figure 2 of the paper.
     figure, axes = plt.subplots(figsize=(5.2, 2.6), dpi=80)
-    axes.semilogx(rates, found.clip(-4.0), ".", color="0.2")
+    axes.semilogx(tried, found.clip(-4.0), ".", color="0.2")
     axes.axhline(0.0, color="0.6", linewidth=0.8)
     axes.set(xlabel="learning rate", ylabel="score", title="50 learning rates and starts")
     figure.tight_layout()
     figure.savefig(PLOT)
     best = np.quantile(found, 0.9)
-    good = rates[found >= best - 0.2]
+    good = tried[found >= best - 0.2]
     return {
         "rates_best": float(best),
         "rates_good": len(good) / RATES,
@@ -261,7 +261,7 @@ def variance(player: Player, own: ActorCritic, *, has_baseline: bool, draws: int
     return float(torch.stack(rows).var(0).sum())
 
 
-def by_advantage() -> Found:
+def advantage() -> Found:
     """How much less the gradient varies, on the way of a run, and what it is worth."""
     recipe, ratios = recipe_of(), list[list[float]]()
     for seed in SEEDS:
@@ -276,7 +276,7 @@ def by_advantage() -> Found:
     return by_column("advantage_variance", ratios) | student(plain, "advantage_without")
 
 
-def by_state() -> Found:
+def lstm() -> Found:
     """Feed-forward, with a state as old as the job, and with probes beside."""
     rows = {
         "none": recipe_of(),
@@ -289,7 +289,7 @@ def by_state() -> Found:
     return found
 
 
-def by_exploration() -> Found:
+def explore() -> Found:
     """Eight actors with the same factor of the entropy's weight, and with different ones."""
     found, recipe = Found(), recipe_of(actors=8)
     # The product's own is drawn from 0.5 to 2.
@@ -307,15 +307,7 @@ def _drawn(draw: np.random.Generator, most: float) -> float:
     return float(most ** draw.uniform(-1.0, 1.0))
 
 
-PARTS: Final[dict[str, Callable[[], Found]]] = {
-    "lstm": by_state,
-    "actors": by_samples,
-    "advantage": by_advantage,
-    "explore": by_exploration,
-    "rates": by_rate,
-    "wall": by_seconds,
-}
-
+PARTS: Final = {each.__name__: each for each in (lstm, actors, advantage, explore, rates, wall)}
 
 if __name__ == "__main__":
     run_parts("a3c", PARTS, updates=play.UPDATES, seeds=len(SEEDS))

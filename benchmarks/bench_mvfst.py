@@ -50,7 +50,7 @@ UNSEEN: Final = {
 }
 
 
-def by_blocking() -> Found:
+def blocking() -> Found:
     """Share of calls lost by waiting; and how much longer calls take where decisions are late."""
     found: Found = {"blocking_interval_ms": INTERVAL_US / 1000.0}
     world, _ = play.world_of(Setting())
@@ -149,18 +149,18 @@ def rewards(setting: Setting, history: int, *, has_lstm: bool = False) -> list[f
     return [judge.score_of(judge.watch(network), in_reward=True) for network, judge in runs]
 
 
-def by_history() -> Found:
+def history() -> Found:
     """Scores by the length of the history, the delay and the model."""
     found: Found = {}
     for delay, model in ((1, "plain"), (4, "plain"), (4, "lstm")):
-        for history in HISTORIES:
+        for length in HISTORIES:
             moving = replace(CHANNELS, delay=delay, has_moves=True)
-            values = rewards(moving, history, has_lstm=model == "lstm")
-            found |= student(values, f"history_{delay}_{model}_{history}")
+            values = rewards(moving, length, has_lstm=model == "lstm")
+            found |= student(values, f"history_{delay}_{model}_{length}")
     return found
 
 
-def by_relative() -> Found:
+def relative() -> Found:
     """Counts themselves, with the same model and worlds as the moves of `history`."""
     found: Found = {}
     for delay in (1, 4):
@@ -193,7 +193,7 @@ def best_fixed(price: float, env: RoundEnv) -> Actions:
     return np.broadcast_to(np.nanargmin(cost, axis=1), env.shape)
 
 
-def by_world() -> Found:
+def unseen() -> Found:
     """Two policies and their rivals, with times of calls, in worlds that they did not see."""
     rows: dict[str, list[float]] = {}
     plain = UNSEEN["same"]
@@ -248,34 +248,27 @@ def _impala(seed: int) -> Any:
     return average
 
 
-def by_price() -> Found:
+def price() -> Found:
     """Mean time over NCCL's own choice in quiet, and channels, of what was learned at a price."""
     found: Found = {}
-    for price in PRICES:
+    for cost in PRICES:
         rows: dict[str, list[tuple[float, float]]] = {}
         for seed in SEEDS:
-            network, judge = learned(replace(CHANNELS, price=price), 1, seed)
+            network, judge = learned(replace(CHANNELS, price=cost), 1, seed)
             for name, env in (
                 ("learned", judge.watch(network)),
                 ("oracle", judge.play(lambda env: env.costs().argmin(2))),
-                ("fixed", judge.play(partial(best_fixed, price))),
+                ("fixed", judge.play(partial(best_fixed, cost))),
             ):
                 time = float((np.stack(env.took) / env.tables.reference_us).mean())
                 rows.setdefault(name, []).append((time, float(np.mean(env.held))))
         for name, pairs in rows.items():
             for end, values in zip(("time", "channels"), np.array(pairs).T, strict=True):
-                found |= student(values.tolist(), f"price_{price:g}_{name}_{end}")
+                found |= student(values.tolist(), f"price_{cost:g}_{name}_{end}")
     return found
 
 
-PARTS: Final[dict[str, Callable[[], Found]]] = {
-    "blocking": by_blocking,
-    "unseen": by_world,
-    "history": by_history,
-    "relative": by_relative,
-    "price": by_price,
-}
-
+PARTS: Final = {each.__name__: each for each in (blocking, unseen, history, relative, price)}
 
 if __name__ == "__main__":
     run_parts("mvfst", PARTS, updates=play.UPDATES, seeds=len(SEEDS))
