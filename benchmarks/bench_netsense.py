@@ -3,12 +3,11 @@
     python benchmarks/bench_netsense.py [PART]...   without a name all, half an hour
 
 Eight workers on gloo in namespaces of one machine, on a bridge; tbf shapes two links (section 5.2).
-What parts measured is kept in out/bench/netsense-steps.json. Needs root and iproute2.
+Needs root and iproute2.
 
-    accuracy    all methods that do not adapt train a convolutional net on digits, seed by seed, not
-                shaped, since what they compute does not depend on it (Table 1: accuracy)
-    rates       ... a few steps of them under each rate: time to accuracy, convergence time
-    adaptive    NetSense trains under each rate
+    digits      all methods that do not adapt train a convolutional net, seed by seed, not shaped,
+                since what they compute does not depend on it (Table 1: accuracy), and a few steps
+                under each rate; NetSense trains under each: time to accuracy, convergence time
     throughput  step times of a net of 46 MB at each rate and not shaped (scenario 1)
     changing    46 MB: 2,000 to 200 Mbit/s on all links (scenario 2); 500 Mbit/s with a competitor
                 every other eight steps (scenario 3)
@@ -26,7 +25,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -36,7 +35,6 @@ from harness import FULL, OUT, run_parts, student
 from netsense_worker import BATCH, OURS
 
 RANKS: Final = 8
-STEPS: Final = OUT / "netsense-steps.json"
 WORKER: Final = Path(__file__).with_name("netsense_worker.py")
 RATES: Final = (200, 500, 800)
 #: The digits' net has 89,546 parameters; the paper's ResNet-18 46.2 MB.
@@ -148,105 +146,81 @@ Kept = dict[str, Any]
 Many = Sequence[float]
 
 
-def accuracy(_: Network, job: Job) -> Kept:
-    """By method: the tests of each seed's training."""
-    return {m: [_train(job, m, seed) for seed in SEEDS] for m in STATIC}
+def digits(network: Network, job: Job) -> Kept:
+    """Of trainings on digits, by method, or method and rate."""
 
+    def train(method: str, seed: int) -> list[dict[str, Any]]:
+        steps, every = TRAINING
+        phase = {"model": "digits", "schedule": steps, "test_every": every}
+        return job.run(method=method, seed=seed, steps=steps, **phase)
 
-def _train(job: Job, method: str, seed: int) -> list[dict[str, Any]]:
-    steps, every = TRAINING
-    phase = {"model": "digits", "schedule": steps, "test_every": every}
-    return job.run(method=method, seed=seed, steps=steps, **phase)
-
-
-def _scaled(network: Network) -> Iterator[str]:
-    for rate in RATES:
-        network.shape(rate * SCALE)
-        yield str(rate)
-
-
-def rates(network: Network, job: Job) -> Kept:
-    """By rate and method: a few steps."""
-    few = {"model": "digits", "steps": TIMED[0]}
-    return {r: {m: job.run(method=m, **few) for m in STATIC} for r in _scaled(network)}
-
-
-def adaptive(network: Network, job: Job) -> Kept:
-    """By rate: each seed's training."""
-    return {r: [_train(job, OURS, seed) for seed in SEEDS] for r in _scaled(network)}
+    network.shape(None)
+    static: Kept = {m: [train(m, seed) for seed in SEEDS] for m in STATIC}
+    timed, ours = dict[str, Kept](), dict[str, list[Steps]]()
+    for rate in map(str, RATES):
+        network.shape(int(rate) * SCALE)
+        few = {"model": "digits", "steps": TIMED[0]}
+        timed[rate] = {m: job.run(method=m, **few) for m in STATIC}
+        ours[rate] = [train(OURS, seed) for seed in SEEDS]
+    return of_digits(static, timed, ours)
 
 
 def throughput(network: Network, job: Job) -> Kept:
-    """By rate and method: a few steps."""
+    """Of a few steps by rate and method."""
     found: Kept = {}
     for rate in (*RATES, None):
         network.shape(rate)
         runs = dict.fromkeys((*RIVALS, "static-0.01"), TIMED[0]) | {OURS: ADAPTIVE[0]}
-        found[str(rate)] = {m: job.run(model="wide", method=m, steps=n) for m, n in runs.items()}
+        steps = {m: job.run(model="wide", method=m, steps=n) for m, n in runs.items()}
+        late = {m: s[-(ADAPTIVE if m == OURS else TIMED)[1] :] for m, s in steps.items()}
+        at, times = rate or "unshaped", {m: median_of("seconds", s) for m, s in late.items()}
+        for method, its in times.items():
+            found[f"wide_samples_per_s_{method}_{at}"] = RANKS * BATCH / its
+            found[f"wide_over_{method}_{at}"] = its / times[OURS]
+            found[f"wide_lost_{method}_{at}"] = fmean(step["lost"] for step in late[method])
+        found[f"wide_ratio_{at}"] = median_of("ratio", late[OURS])
     return found
 
 
 def changing(network: Network, job: Job) -> Kept:
-    """The steps of each level of one training that goes on, and those beside a competitor."""
-    found: Kept = {"degrading": [], "competitor": {}}
+    """Of each level of one training that goes on, and of steps beside a competitor."""
+    found: Kept = {}
     for level, rate in enumerate(DEGRADING):
         network.shape(rate, range(RANKS))
         told = job.run(model="wide", method=OURS, steps=LEVEL_STEPS, keep=level > 0)
-        found["degrading"].append(told)
+        found[f"degrading_ratio_{rate}"] = median_of("ratio", told[-12:])
+        found[f"degrading_settled_{rate}"] = settled_after([step["ratio"] for step in told])
     network.shape(500)
     for method in (OURS, "allreduce", "topk-0.1"):
-        steps: list[Any] = []
+        late: dict[str, list[Any]] = {"quiet": [], "beside": []}
         for turn in range(4):
             # One stream of TCP from the first to the second slow link, in place of iperf3.
             ends = ((1, "--sink"), (0, "--flood")) if turn % 2 else ()
             beside = [network.start(rank, f"{flag} {network.address(1)}") for rank, flag in ends]
-            steps += [job.run(model="wide", method=method, steps=TURN_STEPS, keep=turn > 0)]
+            told = job.run(model="wide", method=method, steps=TURN_STEPS, keep=turn > 0)
+            late["beside" if beside else "quiet"] += told[-TIMED[1] :]
             for process in beside:
                 process.kill()
-        found["competitor"][method] = steps
+        for name, steps in late.items():
+            found[f"competitor_step_s_{method}_{name}"] = median_of("seconds", steps)
     return found
 
 
-PARTS: Final = {each.__name__: each for each in (accuracy, rates, adaptive, throughput, changing)}
-
-
-def measured(part: Callable[[Network, Job], Kept], network: Network, job: Job) -> Kept:
-    """Run a part, keep what it measured, and the figures of all that there is."""
-    network.shape(None)
-    kept = json.loads(STEPS.read_text(encoding="utf-8")) if STEPS.exists() else {}
-    kept[part.__name__] = part(network, job)
-    STEPS.write_text(json.dumps(kept), encoding="utf-8")
-    return figures_of(kept)
-
-
-def figures_of(kept: Mapping[str, Any]) -> Kept:
-    """All figures that the parts in `kept` allow."""
-    found: Kept = {"workers": RANKS, "steps": TRAINING[0]}
-    if "accuracy" in kept:
-        found |= _digits(kept["accuracy"], kept.get("rates", {}), kept.get("adaptive", {}))
-    for rate, methods in kept.get("throughput", {}).items():
-        found |= _throughput("unshaped" if rate == "None" else rate, methods)
-    for rate, steps in zip(DEGRADING, kept.get("changing", {}).get("degrading", []), strict=False):
-        ratios = [float(step["ratio"]) for step in steps]
-        found[f"degrading_ratio_{rate}"] = median(ratios[-12:])
-        found[f"degrading_settled_{rate}"] = settled_after(ratios)
-    for method, turns in kept.get("changing", {}).get("competitor", {}).items():
-        for name, parts in (("quiet", turns[::2]), ("beside", turns[1::2])):
-            seconds = [float(step["seconds"]) for part in parts for step in part[-TIMED[1] :]]
-            found[f"competitor_step_s_{method}_{name}"] = median(seconds)
-    return found
+def median_of(name: str, steps: Steps) -> float:
+    """Of what steps said."""
+    return median(float(step[name]) for step in steps)
 
 
 def _curve(tests: Steps) -> list[tuple[int, float]]:
     return [(step["step"], 100.0 * step["accuracy"]) for step in tests if "accuracy" in step]
 
 
-def _digits(static: Kept, timed: Kept, ours: Kept) -> Kept:
-    """Of trainings on digits, by method, or method and rate."""
+def of_digits(static: Kept, timed: Mapping[str, Kept], ours: Kept) -> Kept:
+    """Figures of the steps of trainings by method, of few by rate and method, of ours by rate."""
     dense = [_curve(tests)[-1][1] for tests in static["allreduce"]]
     targets = [each - 0.5 for each in dense]
-    found: Kept = {"seeds": len(dense), "target_accuracy": fmean(targets)}
-    found |= {"methods": [*static], "rates": [*map(int, ours)]}
+    found: Kept = {"workers": RANKS, "steps": TRAINING[0], "seeds": len(dense)}
+    found |= {"methods": [*static], "rates": [*map(int, ours)], "target_accuracy": fmean(targets)}
     for name, trained in {**static, **{f"{OURS}_{rate}": of for rate, of in ours.items()}}.items():
         finals = [_curve(tests)[-1][1] for tests in trained]
         gaps = [of_dense - final for of_dense, final in zip(dense, finals, strict=False)]
@@ -257,7 +231,7 @@ def _digits(static: Kept, timed: Kept, ours: Kept) -> Kept:
         found[f"ratio_{rate}"] = median(s["ratio"] for tests in trained for s in tests[-100:])
     for rate, of_method in timed.items():
         for method, steps in of_method.items():
-            step_s = median(step["seconds"] for step in steps[-TIMED[1] :])
+            step_s = median_of("seconds", steps[-TIMED[1] :])
             took = [[step_s] * TRAINING[0]] * len(dense)
             found |= _times(f"{method}_{rate}", static[method], took, targets)
         reached = {method: found[f"tta_s_{method}_{rate}"] or 1e9 for method in of_method}
@@ -284,17 +258,6 @@ def _times(name: str, trained: Sequence[Steps], seconds: Sequence[Many], targets
     return found
 
 
-def _throughput(rate: str, methods: Mapping[str, Steps]) -> Kept:
-    late = {m: s[-(ADAPTIVE if m == OURS else TIMED)[1] :] for m, s in methods.items()}
-    times = {m: median(float(step["seconds"]) for step in steps) for m, steps in late.items()}
-    return {
-        **{f"wide_samples_per_s_{m}_{rate}": RANKS * BATCH / s for m, s in times.items()},
-        **{f"wide_over_{m}_{rate}": s / times[OURS] for m, s in times.items() if m != OURS},
-        **{f"wide_lost_{m}_{rate}": fmean(step["lost"] for step in s) for m, s in late.items()},
-        f"wide_ratio_{rate}": median(step["ratio"] for step in late[OURS]),
-    }
-
-
 def settled_after(ratios: Sequence[float]) -> int | None:
     """Steps after which a ratio's median of five is within 10 % of its last eight's median."""
     last = median(ratios[-8:])
@@ -310,8 +273,8 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     with (OUT / "netsense.log").open("wb") as to, Network() as network:
         job = Job(network, to)
-        parts = {name: partial(measured, part, network, job) for name, part in PARTS.items()}
-        run_parts("netsense", parts)
+        parts = (digits, throughput, changing)
+        run_parts("netsense", {each.__name__: partial(each, network, job) for each in parts})
 
 
 if __name__ == "__main__":
