@@ -47,7 +47,7 @@ def sweep(seed: int, cycles: int) -> pl.DataFrame:
     """A simulated sweep."""
     with tempfile.TemporaryDirectory() as folder:
         lines = {"collectives": COLLECTIVES, "sizes": '{ min = "1K", max = "1G", factor = 2 }'}
-        return read(simulated(Path(folder), seed, cycles, **lines))
+        return read(simulated(Path(folder), seed, cycles, lines))
 
 
 def chosen(frame: pl.DataFrame, kind: str, random: np.random.Generator) -> pl.DataFrame:

@@ -122,7 +122,7 @@ def _small_sweep(number: int, out: Path) -> tuple[float, float, int, int]:
     def measured(sweep: str, cycles: int, seed: int, noise: str = "") -> pl.DataFrame:
         about = {"name": f'"{sweep}"', "system": f'"{system.name}"', "noise": noise}
         about |= {"groups": shape, "nccl_version": f'"{system.nccl_version}"'}
-        return tuned(read(simulated(out / sweep, seed, cycles, system, **SWEEP | about)))
+        return tuned(read(simulated(out / sweep, seed, cycles, SWEEP | about, system)))
 
     trained = measured("trained", RUNS, 2 * number)
     fresh = measured("fresh", RUNS, 2 * number + 1)

@@ -45,8 +45,8 @@ def rows(nodes: int, *slow: str, gpus: int = GPUS, seed: int = 0) -> pl.DataFram
     groups = []
     for split in splits:
         spare = 2 * len(communicators(split, nodes, gpus, spare=True)) < ranks
-        shape = {"num_nodes": nodes, "ranks_per_node": gpus, "split": split, "spare": spare}
-        groups.append(GroupShape(**shape))
+        group = GroupShape(num_nodes=nodes, ranks_per_node=gpus, split=split, spare=spare)
+        groups.append(group)
     file = load_sweep(EXAMPLE).file
     simulator = file.simulator.model_copy(update={"seed": seed})
     # Nine rows a launch, as many as its five sizes have out of place and in place.

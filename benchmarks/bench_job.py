@@ -80,7 +80,7 @@ def judged(first: int, sweeps: int) -> Iterator[dict[str, Any]]:
         seed = first + number
         random = np.random.default_rng(seed)
         with tempfile.TemporaryDirectory() as folder:
-            sweep = simulated(Path(folder), seed, (3, 5)[number % 2], **SWEEP)
+            sweep = simulated(Path(folder), seed, (3, 5)[number % 2], SWEEP)
             known = Measured(read(sweep), None, None)
         for index, scenario in enumerate(SCENARIOS):
             named = make_workload([names[(number + 3 * index) % len(names)]], GROUPS[0])

@@ -280,7 +280,7 @@ def rival_rows(place: str, seed: int, latencies_ms: Sequence[float]) -> dict[str
 def trained(place: str, seed: int, noise: float, length: int, *weights: float) -> float:
     """A learned policy's gain."""
     world = world_of(place, noise)
-    return play(world, learn(world, length, seed, *weights), seed)[0]
+    return float(play(world, learn(world, length, seed, *weights), seed)[0])
 
 
 def history() -> Figures:

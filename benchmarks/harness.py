@@ -101,11 +101,13 @@ def parallel(
             yield running[future], future.result()
 
 
-def simulated(out: Path, seed: int, cycles: int, on: System | None = None, **lines: object) -> Path:
+def simulated(
+    out: Path, seed: int, cycles: int, lines: Mapping[str, object], on: System | None = None
+) -> Path:
     """A simulated sweep of H100 nodes with 2 % of noise; `lines` are those of its file."""
-    about = {"name": f'"s{seed}"', "system": '"h100-ib-simulated"', "cycles": cycles}
-    noise = lines.pop("noise", "noise_sigma = 0.02")
-    return simulate(sweep_text(**about | lines, seed=f"{seed}\n{noise}"), out, on)
+    about = {"name": f'"s{seed}"', "system": '"h100-ib-simulated"', **lines, "cycles": cycles}
+    noise = about.pop("noise", "noise_sigma = 0.02")
+    return simulate(sweep_text(**about, seed=f"{seed}\n{noise}"), out, on)
 
 
 def _one_thread() -> None:

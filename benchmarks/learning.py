@@ -11,8 +11,9 @@ Parts: `few-shot`, probe by probe (learning_belief.py); `sweeps`, whole, noisy a
 
 import shutil
 import sys
+from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from bench_gate import gate_figures
 from harness import FULL, OUT, ROOT, run_parts
@@ -26,7 +27,7 @@ if __name__ == "__main__":
     OUT.mkdir(parents=True, exist_ok=True)
     if not (OUT / "learning.json").exists():
         shutil.copy(ROOT / "docs" / "results.json", OUT / "learning.json")
-    parts = {
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
         "few-shot": partial(few_shot_figures, WORLDS),
         "sweeps": partial(sweep_figures, WORLDS),
         "public": public_figures,

@@ -72,13 +72,14 @@ def sweep_figures(count: int) -> dict[str, Any]:
     """Whole sweeps of every other size of `count` worlds; noisy and small ones."""
     tables = judge_worlds.judge_tables(count, 0)
     jobs = [(table, i) for i, table in enumerate(tables)]
-    grids, figures = by(in_parallel(_whole_sweep, jobs), "choose"), {"grid_worlds": count}
+    figures: dict[str, Any] = {"grid_worlds": count}
+    grids = by(in_parallel(_whole_sweep, jobs), "choose")
     for choose, mine in grids.items():
         name = "grid" if choose == "belief" else f"grid_{choose}"
         figures |= with_interval(f"{name}_mean_regret", mine, mean_of("regret"))
         figures |= with_interval(f"{name}_gain_kept", mine, ratio("gain", "possible"))
-    worse = with_interval("share_worse", grids["interpolated"], ratio("worse", "acts"))
-    figures |= {f"grid_interpolated_{key}": value for key, value in worse.items()}
+    rival = grids["interpolated"]
+    figures |= with_interval("grid_interpolated_share_worse", rival, ratio("worse", "acts"))
     figures["grid_share_worse"] = learning_belief.upper(grids["belief"], "acts")
     figures["grid_share_worse_all"] = learning_belief.upper(grids["belief"], "sizes")
     for choose, mine in by(in_parallel(_noisy_sweep, jobs), "choose").items():
@@ -235,8 +236,13 @@ def shape_figures() -> dict[str, Any]:
 def shape_sweep(out: Path, seed: int, cycles: int, noise: str) -> Path:
     """A simulated sweep over all shapes."""
     groups = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = {r} }}" for n, r in SHAPES)
-    lines = {"collectives": COLLECTIVES, "groups": f"[{groups}]", "sizes": SHAPE_SIZES}
-    return simulated(out / f"sweep-{seed}", seed, cycles, **lines, noise=noise)
+    lines = {
+        "collectives": COLLECTIVES,
+        "groups": f"[{groups}]",
+        "sizes": SHAPE_SIZES,
+        "noise": noise,
+    }
+    return simulated(out / f"sweep-{seed}", seed, cycles, lines)
 
 
 def _shape_left_out(data: Path, truth: Path, turn: int) -> list[Row]:

@@ -152,9 +152,8 @@ class RoundEnv(DecisionEnv):
         key, ran = key.ravel(), now.ravel()
         sizes = np.array([each.size_bytes for each in world.keys])[key]
         level, skew = np.full(len(key), float(history.UNKNOWN)), np.zeros(len(key))
-        columns = (world.algorithm, world.protocol, world.num_channels)
-        told = (each[key, ran] for each in columns)
-        calls = history.CallColumns(sizes, measured.ravel(), *told, level, skew)
+        config = [world.algorithm[key, ran], world.protocol[key, ran], world.num_channels[key, ran]]
+        calls = history.CallColumns(*[sizes, measured.ravel(), *config, level, skew])
         self.calls._rings.add(np.arange(len(key)), calls)
         self._slow = {on: link.send(np.full(self.num_envs, AGREEMENT_US))
                       for on, link in self._links}  # fmt: skip
