@@ -2,8 +2,8 @@
 
     python benchmarks/bench_a3c.py [PART]...   # all parts: ten minutes; FULL=1, ten seeds: an hour
 
-World and score are those of online_world.py; an update is a trajectory of 6
-rounds of 48 jobs. Intervals are over seeds. Parts, with the sections of the paper:
+World and score are online_world's; an update is 6 rounds of 48 jobs. Intervals are over seeds.
+Parts, with the sections of the paper:
 
 * `lstm` (5.3, table 1): a state as old as the job, with and without probes, against none.
 * `actors` (5.5, table 2, figure 3): scores after equal numbers of samples of 1 to 16 actors, which
@@ -12,8 +12,7 @@ rounds of 48 jobs. Intervals are over seeds. Parts, with the sections of the pap
 * `explore` (4): actors with the same weight of entropy, and with different ones.
 * `rates` (5.6, figure 2): 50 learning rates, log-uniform, each with a start of its own.
 * `wall` (5.1 and 5.5, figures 1 and 4): updates a second, and scores after equal seconds, of
-  processes, and of a double DQN with replay on two cores (one plays, one learns). Six minutes on
-  two cores; beside anything else the figures are wrong.
+  processes, and of a double DQN with replay (one plays, one learns): six minutes, two quiet cores.
 """
 
 import itertools

@@ -4,22 +4,20 @@
 
 `micro` (section 5): AllGather, ReduceScatter and AllReduce of 4 KiB to 1 GiB, each task's first
 1,000 calls, in groups of the five systems, in quiet and beside matrix products that take 39 % of
-the bandwidth: what moves bytes lasts 1 / 0.61 as long. What may run is what a job can set.
-`knobs`: what the fastest choice saves with knobs added one by one, and SHM against P2P.
-`jobs`: iterations of Phi-2, Llama-3.1 and a job like VGG-19, one candidate each (AutoCCL's rhythm),
-or one in 10 s (`_10s`: ours, three calls or more of each). Calls and compute slow each other as
-system.py says. Settled: an iteration under the incumbents stays within 1 % of what it is at last.
-`leader`: CPU time of a job of the tests' harness (bench_plugin.py): on a quiet machine.
+the bandwidth: what moves bytes lasts 1 / 0.61 as long. `knobs`: what the fastest choice saves with
+knobs added one by one, and SHM against P2P. `jobs`: iterations of Phi-2, Llama-3.1 and a job like
+VGG-19, one candidate each (AutoCCL's rhythm), or one in 10 s (`_10s`: ours, three calls or more of
+each). Settled: an iteration under the incumbents stays within 1 % of what it is at last. `leader`:
+CPU time of a job of the tests' harness (bench_plugin.py): on a quiet machine.
 
 `autoccl` is coordinate descent from NCCL's own choice; `ours` begins with the drawn machines alone;
 `priced`: channels cost 0.3 % each. With as many calls of a task as `autoccl` took: `afnfa` (Sensors
 2023), the best by a random forest of random configs in quiet, one forest a system or job;
 `afnfa_beside`, the same where it plays, if it beats NCCL's choice in medians of three; `random`,
 the fastest of those; `by_hand`, one config of each algorithm and protocol in turn. `probes_to`:
-until the incumbent is within 2 % of the fastest for good, where NCCL's own choice is not; who never
-arrives counts as many as there are configs. `cost`: by how much probes were slower than incumbents.
-Noise of 2 %, t3 tails. Speed-ups are geometric means, systems alike; intervals are Student's t over
-systems (jobs: places).
+until the incumbent is within 2 % of the fastest for good; who never arrives counts as many as there
+are configs. `cost`: by how much probes were slower than incumbents. Noise of 2 %, t3 tails.
+Speed-ups are geometric means; intervals are over systems (jobs: places).
 """
 
 import math

@@ -7,10 +7,9 @@ repeats. The policy wants the fastest config of the sweep; three fresh runs of o
 `small_sweep_gate_kept`: of the true gain (ln) in bins where it exceeds the noise band and four
 standard deviations of one run's, what passed; `_least` is that of the worst machine.
 
-*Drawn gates*: 18 bins, three runs, and noise that the gate does not suppose: of its own size in
-each bin, at times eight times as large in some; calls now and then a multiple slower, processes
-slow as a whole, sizes of one process alike. `gate_false_passes`: of the bins that passed, those
-whose true gain is not above 0, and the upper end of its 95 % interval (Clopper and Pearson).
+*Drawn gates*: 18 bins, three runs, and noise that the gate does not suppose (`_drawn`).
+`gate_false_passes`: of the bins that passed, those whose true gain is not above 0, and the upper
+end of its 95 % interval (Clopper and Pearson).
 """
 
 import tempfile

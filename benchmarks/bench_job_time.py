@@ -10,10 +10,8 @@ bandwidth and no multiprocessors. Nobody may raise channels above NCCL's own, as
 
 Rules read one sweep (three repeats of every config *alone*, 2 % of noise); `job` also rows of
 compute beside calls, and a trace. AutoCCL's search measures the job's calls instead, and a search
-like Lagom's (arXiv 2602.20656; its code was not published) is the same, told the time that a call
-and the compute beside it take together.
-
-Figures are shares of NCCL's job time; intervals in the tables are bootstraps over cases.
+like Lagom's (arXiv 2602.20656, no code) is told the time that a call and the compute beside it take
+together. Figures are shares of NCCL's job time; intervals in the tables are over cases.
 
     share_of_ceiling        saved by ours over saved by the best for the job: mean of 16 cases,
     cases_at_half           and cases with half of it or more, in the worst of the four held worlds

@@ -13,11 +13,10 @@ Needs root and iproute2.
                 every other eight steps (scenario 3)
 
 Digits' links are slower by as much as the net is smaller than ResNet-18 (46.2 MB): "200" is 1.55
-Mbit/s. Intervals are over seeds (5; FULL=1: 10), which draw the halves of the images, the weights
-and the batches. Times are to a seed's final accuracy of all-reduce less 0.5 points; it has
-converged where it stays above. The static oracle is the fastest to it in hindsight. Constants are
-of a fully connected net, drawn data (seeds 11 to 13) and four workers; but the floor of the ratio
-was raised after digits' seeds 0 and 1, so seeds 2 and up judge.
+Mbit/s. Intervals are over seeds (5; FULL=1: 10), which draw halves, weights and batches. Times are
+to a seed's final accuracy of all-reduce less 0.5 points; it has converged where it stays above. The
+static oracle is the fastest in hindsight. Constants are of other nets and data, but the floor of
+the ratio was raised after digits' seeds 0 and 1, so seeds 2 and up judge.
 """
 
 import json

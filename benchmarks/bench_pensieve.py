@@ -4,18 +4,16 @@
 
 Jobs play in PLACES; every 28 ms all task keys get a decision, in force 28 ms later. A *learned*
 policy is a network over the last calls of a key: surroundings do not depend on what is chosen, so
-the simulator tells what every config would have taken, and the network learns the time of each
-(Q-learning, gamma 0). Gains are shares of NCCL's communication time; connecting, 20 ms once, is
-left out. Intervals are Student's over seeds; bootstraps over pairs of machines, and over sizes.
+the simulator tells it what every config would have taken (Q-learning, gamma 0). Gains are shares of
+NCCL's communication time without connecting. Intervals are over seeds, machines, or sizes.
 
 * history: 0 to 16 past calls (section 5.4, figure 14), at the scenario's noise of a call (3 %) and
   at ten times that; and how many seeds would tell two lengths apart.
 * rivals: robust MPC over the belief (section 2; Yin et al. 2015), MPC, a threshold rule, a table,
-  the learned policy, an oracle as late; rules are set on other seeds. At b300 decisions are 0 to
-  100 ms late, too (section 5.5: within 3.5 % at 100 ms).
+  an oracle as late; rules are set on other seeds. At b300 up to 100 ms late, too (5.5).
 * weights: lambda_switch and lambda_cong of the proposal's reward, by search on other seeds.
 * machines: a machine's table on another, after 0 to 40 probes, against a whole sweep of that other
-  (section 5.3: 1.6 to 10.8 %); and the simulator's choices on published repeats.
+  (section 5.3); and the simulator's choices on published repeats.
 """
 
 from collections import deque
@@ -31,8 +29,7 @@ import torch
 from harness import FULL, Figures, parallel, run_parts, student
 from judge_worlds import DISTINCT
 from learning_belief import mean_of, with_interval
-from learning_sweeps import cells, on_repeats, transferred
-from sweeps import public_tables
+from learning_sweeps import cells, on_repeats, public_tables, transferred
 from torch import nn
 
 from dynamiccl.belief import Belief, prior_of

@@ -4,9 +4,9 @@ A phase is a JSON object: model, method, steps, seed, and whether the model of t
 on (`keep`); over `schedule` steps the learning rate falls to 0, after each `test_every` is a test.
 
 digits  scikit-learn's 1,797 images of 8 x 8; by seed one half for training and one for the test.
-        Three convolutions and two linear layers, 0.36 MB of gradients, batches of 8 a rank.
-wide    residual, fully connected: 46.3 MB of gradients, as ResNet-18's (NetSenseML, section 5.3:
-        46.2 MB), in three of DDP's buckets, and little arithmetic; numbers at random, for times.
+        Three convolutions and two linear layers, 0.36 MB of gradients.
+wide    residual, fully connected, random inputs: 46.3 MB of gradients, as ResNet-18's (NetSenseML,
+        section 5.3), in three of DDP's buckets, and little arithmetic.
 
 `topk-K` is the usual one: each rank's own largest in 32 bits, by an all-gather, with error
 feedback as NetSense's; `static-K` is NetSense's exchange at a ratio that stays.

@@ -10,8 +10,8 @@ import pytest
 from bench_mvfst import CHANNELS, best_fixed, threshold_rule
 from judge_worlds import KINDS, Table, judge_table, judge_tables
 from learning_belief import LOOKS, NEVER, interpolated, judged, play, probes_within
+from learning_sweeps import public_tables
 from online_world import MOVES, Judge, RoundEnv, Setting, make_network, recipe_of, train
-from sweeps import public_tables
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config
 
