@@ -105,17 +105,6 @@ def check(nodes: int, *slow: str, seed: int = 0) -> Report:
     return examine(pl.concat([one, other]), least=LEAST)
 
 
-def drawn(kind: str, nodes: int, factor: float, draw: random.Random) -> str:
-    """A random slow part of a cluster."""
-    node = draw.randrange(nodes)
-    if kind == "node":
-        return f"node:{node}:{factor}"
-    # A link that is measured is between nodes whose numbers differ in one bit.
-    others = [node ^ (1 << bit) for bit in range(nodes.bit_length())]
-    other = draw.choice([each for each in others if each < nodes])
-    return f"{kind}:{node}:{other if kind == 'link' else draw.randrange(GPUS)}:{factor}"
-
-
 def main() -> None:
     """Check clusters, and write the figures."""
     draw, alarms, named = random.Random(0), list[int](), list[bool]()
@@ -125,7 +114,13 @@ def main() -> None:
         # Of two nodes a slow link slows all that is measured between them: nothing to compare with.
         kinds = KINDS if nodes > 2 else KINDS[:3]
         for kind, factor, seed in product(kinds, FACTORS, range(sick)):
-            part = drawn(kind, nodes, factor, draw)
+            node, place = draw.randrange(nodes), ""
+            if kind != "node":
+                # A link that is measured is between nodes whose numbers differ in one bit.
+                others = [node ^ (1 << bit) for bit in range(nodes.bit_length())]
+                other = draw.choice([each for each in others if each < nodes])
+                place = f"{other if kind == 'link' else draw.randrange(GPUS)}:"
+            part = f"{kind}:{node}:{place}{factor}"
             named.append(is_named(check(nodes, part, seed=7000 * nodes + 2 * seed), part, nodes))
     figures = {
         "health_recall": sum(named) / len(named),

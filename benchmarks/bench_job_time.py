@@ -328,7 +328,7 @@ def main() -> None:
     for (world, kind), mine in by(rows, "world", "kind").items():
         tables.setdefault(world, {})[kind] = rule_table(mine)
     held = [tables[world]["overlapped"] for world in HELD]
-    figures: dict[str, float | int | str | None] = {
+    figures = {
         "share_of_ceiling": min(rules["job"]["share_of_ceiling"] for rules in held),
         "cases_at_half": min(rules["job"]["cases_at_half"] for rules in held),
         "worst_case": float(max(row["slower"] for row in of(rows, rule="job"))),
@@ -337,7 +337,7 @@ def main() -> None:
         "slack_loss_over_bound": max(over_bound),
         "sweeps": SWEEPS,
     }
-    write_result("job_time", figures, tables=tables)
+    write_result("job_time", figures | tables)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -34,15 +33,8 @@ Number = float | None
 Figures = dict[str, Number]
 
 
-def write_result(
-    name: str,
-    figures: Mapping[str, float | int | str | None],
-    tables: Mapping[str, Any] = MappingProxyType({}),
-) -> None:
-    """Write `figures` and the machine they were taken on to out/bench/NAME.json; print them.
-
-    `tables` stand in the file only, under their names.
-    """
+def write_result(name: str, figures: Mapping[str, Any]) -> None:
+    """Write `figures` and the machine they were taken on to out/bench/NAME.json; print numbers."""
     machine = {
         "commit": git_commit(),
         "machine": platform.machine(),
@@ -51,11 +43,10 @@ def write_result(
     }
     record = {**figures, **machine}
     OUT.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({**record, **tables}, indent=2)
-    (OUT / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    (OUT / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     for key, value in record.items():
-        told = f"{value:,.6g}" if isinstance(value, float) else str(value)
-        print(f"{key:<50} {told}")
+        if not isinstance(value, dict | list):
+            print(f"{key:<50} {f'{value:,.6g}' if isinstance(value, float) else value}")
 
 
 def run_parts(

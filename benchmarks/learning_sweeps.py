@@ -306,13 +306,6 @@ class Measured:
         """Whether three octaves have sizes that are full: one can be left out."""
         return len(np.unique(np.floor(np.log2(self.sizes_bytes))[self.is_full()])) >= 3
 
-    def log_median_us(self) -> Floats:
-        """(S, A) ln us, medians of repeats; nan where nothing was measured."""
-        told = self.is_measured()
-        found = np.full(told.shape, np.nan)
-        found[told] = np.nanmedian(self.log_times_us[told], axis=1)
-        return found
-
 
 def public_tables() -> list[Measured]:
     """Every table of the published sweeps."""
@@ -374,13 +367,13 @@ def public_figures() -> dict[str, Any]:
 
 def _public(table: Measured) -> list[Row]:
     grid = Grid(tuple(np.log2(table.sizes_bytes).tolist()), table.configs)
-    has, median = table.is_measured(), table.log_median_us()
+    has, full = table.is_measured(), table.is_full()
+    # Median of the repeats; infinite where there is none.
+    known = np.where(has[..., None], table.log_times_us, np.inf)
     found, _ = _octaves_left_out(grid, table.log_times_us, has)
     found["own"] = np.zeros(len(has), dtype=np.int64)
-    full = table.is_full()
-    told = np.where(has, median, np.inf)[full]
     chosen = {name: each[full] for name, each in found.items()}
-    return _scores(told, chosen, world=table.name)
+    return _scores(np.nanmedian(known, axis=2)[full], chosen, world=table.name)
 
 
 def transferred(source: str, target: str, collective: Collective, seed: int) -> dict[str, float]:
