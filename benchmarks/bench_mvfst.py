@@ -203,9 +203,12 @@ def unseen() -> Found:
         rules, key=lambda each: pilot.play(partial(threshold_rule, each[0], each[1], {})).both
     )
     for seed in SEEDS:
-        trained = {"a3c": _a3c(seed), "impala": _impala(seed)}
+        recipe = play.recipe_of("a3c-lstm")
+        network: Any = make_network(plain, recipe, seed)
+        network.load_state_dict(play.train(plain, recipe, seed, network)[-1].weights)
+        trained = {"a3c": network, "impala": _impala(seed)}
         for world, setting in UNSEEN.items():
-            judge = Judge(setting, play.recipe_of("a3c-lstm"), play.JUDGED + 1 + seed)
+            judge = Judge(setting, recipe, play.JUDGED + 1 + seed)
             contenders: dict[str, Callable[[RoundEnv], Actions]] = {
                 "nccl": lambda env: np.zeros(env.shape, dtype=np.int64),
                 "quiet": partial(best_fixed, 0.0),
@@ -223,13 +226,6 @@ def unseen() -> Found:
     for name, values in rows.items():
         found |= student(values, name)
     return found
-
-
-def _a3c(seed: int) -> Any:
-    recipe = play.recipe_of("a3c-lstm")
-    network = make_network(UNSEEN["same"], recipe, seed)
-    network.load_state_dict(play.train(UNSEEN["same"], recipe, seed, network)[-1].weights)
-    return network
 
 
 def _impala(seed: int) -> Any:

@@ -95,12 +95,12 @@ class Network:
                     rate = f"{1e3 * mbit_per_s:.0f}kbit burst {sizes[0]:.0f} limit {sizes[1]:.0f}"
                     _run(f"tc -n {at} qdisc add dev {device} root tbf rate {rate}")
 
-    def start(self, rank: int, options: str, **more: Any) -> subprocess.Popen[bytes]:
+    def start(self, rank: int, told: Mapping[str, Any], **more: Any) -> subprocess.Popen[bytes]:
         """A worker in the namespace of a rank."""
         path = f"{WORKER.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         settings = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         command = ["ip", "netns", "exec", self.nodes[rank], sys.executable, "-P", str(WORKER)]
-        command += options.split()
+        command.append(json.dumps(told))
         self._started.append(subprocess.Popen(command, env=os.environ | settings, **more))
         return self._started[-1]
 
@@ -116,11 +116,11 @@ class Job:
     """The workers, one in each namespace; they do phase after phase."""
 
     def __init__(self, network: Network, log: IO[bytes]) -> None:
-        common = f"--ranks {RANKS} --master tcp://{network.address(0)}:29511 --rank"
+        common = {"ranks": RANKS, "master": f"tcp://{network.address(0)}:29511"}
         ends: list[Any] = [{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}]
         ends += [{"stdin": subprocess.DEVNULL, "stdout": log}] * (RANKS - 1)
         self._workers = [
-            network.start(rank, f"{common} {rank}", stderr=log, **end)
+            network.start(rank, common | {"rank": rank}, stderr=log, **end)
             for rank, end in enumerate(ends)
         ]
 
@@ -194,8 +194,9 @@ def changing(network: Network, job: Job) -> Kept:
         late: dict[str, list[Any]] = {"quiet": [], "beside": []}
         for turn in range(4):
             # One stream of TCP from the first to the second slow link, in place of iperf3.
-            ends = ((1, "--sink"), (0, "--flood")) if turn % 2 else ()
-            beside = [network.start(rank, f"{flag} {network.address(1)}") for rank, flag in ends]
+            stream = {"to": network.address(1)}
+            ends = (1, 0) if turn % 2 else ()
+            beside = [network.start(end, stream | {"is_sink": end == 1}) for end in ends]
             told = job.run(model="wide", method=method, steps=TURN_STEPS, keep=turn > 0)
             late["beside" if beside else "quiet"] += told[-TIMED[1] :]
             for process in beside:

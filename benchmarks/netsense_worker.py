@@ -12,7 +12,6 @@ wide    residual, fully connected, random inputs: 46.3 MB of gradients, as ResNe
 feedback as NetSense's; `static-K` is NetSense's exchange at a ratio that stays.
 """
 
-import argparse
 import gc
 import json
 import socket
@@ -203,33 +202,29 @@ def say(line: dict[str, Any]) -> None:
     print(json.dumps(line), flush=True)
 
 
-def compete(sink: str | None, flood: str | None) -> None:
-    """Take what comes to this address, or send to that one, until killed."""
-    if sink:
-        taken = socket.create_server((sink, FLOOD_PORT)).accept()[0]
+def compete(to: str, *, is_sink: bool) -> None:
+    """Take what comes to this address, or send to it, until killed."""
+    if is_sink:
+        taken = socket.create_server((to, FLOOD_PORT)).accept()[0]
         while taken.recv(1 << 20):
             pass
     while True:
-        with suppress(OSError), socket.create_connection((str(flood), FLOOD_PORT)) as sender:
+        with suppress(OSError), socket.create_connection((to, FLOOD_PORT)) as sender:
             while True:
                 sender.sendall(bytes(1 << 20))
 
 
 def main() -> None:
     """Phases until there is none."""
-    parser = argparse.ArgumentParser()
-    for name in ("--rank", "--ranks"):
-        parser.add_argument(name, type=int)
-    for name in ("--master", "--sink", "--flood"):
-        parser.add_argument(name)
-    args = parser.parse_args()
-    if args.sink or args.flood:
-        compete(args.sink, args.flood)
+    args = json.loads(sys.argv[1])
+    if "to" in args:
+        compete(**args)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=args.master, rank=args.rank, world_size=args.ranks)
+    rank = args["rank"]
+    dist.init_process_group("gloo", init_method=args["master"], rank=rank, world_size=args["ranks"])
     training = None
     while True:
-        told: list[Any] = [json.loads(sys.stdin.readline())] if args.rank == 0 else [None]
+        told: list[Any] = [json.loads(sys.stdin.readline())] if rank == 0 else [None]
         dist.broadcast_object_list(told)
         phase = told[0]
         if not phase:
@@ -237,10 +232,10 @@ def main() -> None:
         if training is None or not phase.get("keep"):
             training = None
             gc.collect()
-            training = Training(phase, args.rank)
-        training.run(phase, args.rank)
+            training = Training(phase, rank)
+        training.run(phase, rank)
         dist.barrier()
-        if args.rank == 0:
+        if rank == 0:
             say({"end": True})
     dist.destroy_process_group()
 
