@@ -1,11 +1,9 @@
 """Asynchronous advantage actor-critic in simulation: the figures of Mnih et al. (ICML 2016) here.
 
-    python benchmarks/bench_a3c.py                # all parts: ten minutes of two quiet cores
-    python benchmarks/bench_a3c.py wall           # some parts; the others' figures stay
-    FULL=1 python benchmarks/bench_a3c.py         # ten seeds, 1,000 updates: an hour
+    python benchmarks/bench_a3c.py [PART]...   # all parts: ten minutes; FULL=1, ten seeds: an hour
 
-World and score are those of online_world.py and online_play.py; an update is a trajectory of 6
-rounds of 48 jobs. Intervals are over seeds. Parts, with the sections of the paper:
+World and score are online_world's; an update is 6 rounds of 48 jobs. Intervals are over seeds.
+Parts, with the sections of the paper:
 
 * `lstm` (5.3, table 1): a state as old as the job, with and without probes, against none.
 * `actors` (5.5, table 2, figure 3): scores after equal numbers of samples of 1 to 16 actors, which
@@ -14,10 +12,10 @@ rounds of 48 jobs. Intervals are over seeds. Parts, with the sections of the pap
 * `explore` (4): actors with the same weight of entropy, and with different ones.
 * `rates` (5.6, figure 2): 50 learning rates, log-uniform, each with a start of its own.
 * `wall` (5.1 and 5.5, figures 1 and 4): updates a second, and scores after equal seconds, of
-  processes, and of a double DQN with replay on two cores (one plays, one learns). Six minutes on
-  two cores; beside anything else the figures are wrong.
+  processes, and of a double DQN with replay (one plays, one learns): six minutes, two quiet cores.
 """
 
+import itertools
 import json
 import os
 import sys
@@ -29,11 +27,10 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
-import online_play as play
+import online_world as play
 import torch
-from harness import ROOT
-from online_play import SEEDS, Found, Judge, Mark, figures, make_network, recipe_of
-from online_world import Floats, Setting, world_of
+from harness import ROOT, run_parts, student
+from online_world import SEEDS, Found, Judge, Mark, Setting, make_network, recipe_of
 
 from dynamiccl.train.online import a3c
 from dynamiccl.train.online.a3c import ActorCritic, Player, Seen, State, Trajectory
@@ -43,6 +40,7 @@ from dynamiccl.train.recipe import Recipe
 HERE: Final = Setting()
 COUNTS: Final = (1, 2, 4, 8, 16)
 MARKS: Final = 4
+RATES: Final = 50
 SECONDS: Final = 10.0
 PLOT: Final = ROOT / "docs" / "a3c-rates.png"
 
@@ -50,38 +48,40 @@ PLOT: Final = ROOT / "docs" / "a3c-rates.png"
 def scores(recipe: Recipe, seed: int, marks: int = 1, **others: Any) -> list[float]:
     """Scores on the way of a run."""
     network = make_network(HERE, recipe, seed)
-    players = play.players_of(HERE, recipe, seed, network.state_units)
-    made = play.train(players, network, marks, **others)
-    return Judge.of(HERE, recipe).scores(made, network)
+    made = play.train(HERE, recipe, seed, network, marks, **others)
+    return Judge(HERE, recipe).scores(made, network)
 
 
-def by_samples() -> Found:
-    """Scores after each fifth of the samples, by the number of actors."""
+def by_column(name: str, rows: Sequence[Sequence[float]]) -> Found:
+    """NAME_1 and so on: a figure for each column of rows (seeds, columns)."""
     found: Found = {}
-    for count in COUNTS:
-        rows = np.array([scores(recipe_of(actors=count), seed, MARKS) for seed in SEEDS])
-        for index, column in enumerate(rows.T):
-            found |= figures(f"actors_{count}_{index + 1}", column)
-        found |= figures(f"actors_{count}_mean", rows.mean(1))
+    for index, column in enumerate(np.array(rows).T, 1):
+        found |= student(column.tolist(), f"{name}_{index}")
     return found
 
 
-def by_seconds() -> Found:
+def actors() -> Found:
+    """Scores after each quarter of the samples, by the number of actors."""
+    found: Found = {}
+    for count in COUNTS:
+        rows = [scores(recipe_of(actors=count), seed, MARKS) for seed in SEEDS]
+        found |= by_column(f"actors_{count}", rows)
+    return found
+
+
+def wall() -> Found:
     """Updates a second and scores of processes, and of a DQN on as many cores."""
     found: Found = {"wall_seconds": SECONDS, "wall_cores": os.cpu_count()}
-    judge = Judge.of(HERE, recipe_of())
+    judge = Judge(HERE, recipe_of())
     rows: dict[str, list[list[Mark]]] = {}
     for seed in SEEDS:
         for count in COUNTS:
             rows.setdefault(f"wall_{count}", []).append(_a3c_for(SECONDS, count, seed))
         rows.setdefault("wall_dqn", []).append(_dqn_for(SECONDS, seed))
-    like = make_network(HERE, recipe_of(), 0), _q_network(0)
     for name, runs in rows.items():
-        network = like[name == "wall_dqn"]
-        played = np.array([judge.scores(run, network) for run in runs])
-        for index, column in enumerate(played.T):
-            found |= figures(f"{name}_{index + 1}", column)
-        found |= figures(f"{name}_rate", [run[-1].updates / run[-1].seconds for run in runs])
+        network = _q_network(0) if name == "wall_dqn" else make_network(HERE, recipe_of(), 0)
+        found |= by_column(name, [judge.scores(run, network) for run in runs])
+        found |= student([run[-1].updates / run[-1].seconds for run in runs], f"{name}_rate")
     return found
 
 
@@ -140,7 +140,7 @@ class QNetwork(ActorCritic):
 def _q_network(seed: int) -> QNetwork:
     recipe = recipe_of()
     plain = make_network(HERE, recipe, seed)
-    width, count = recipe.hidden_sizes[-1], world_of(HERE)[0].mask.shape[1]
+    width, count = recipe.hidden_sizes[-1], play.world_of(HERE)[0].mask.shape[1]
     made = QNetwork(plain.actor, width, count, recipe.seen_decisions)
     made.register_buffer("epsilon", torch.tensor(0.0))
     return made
@@ -167,7 +167,7 @@ def _dqn_for(seconds: float, seed: int) -> list[Mark]:
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
     replay: deque[Trajectory] = deque(maxlen=_REPLAYED)
     network.epsilon.fill_(1.0)
-    began = 0.0
+    began, numbers = 0.0, itertools.count(1)
 
     def learn() -> None:
         nonlocal began
@@ -180,11 +180,9 @@ def _dqn_for(seconds: float, seed: int) -> list[Mark]:
         optimizer.zero_grad()
         torch.stack(parts).mean().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        learn.count += 1  # type: ignore[attr-defined]
-        if learn.count % _TARGET_EVERY == 0:  # type: ignore[attr-defined]
+        if next(numbers) % _TARGET_EVERY == 0:
             target.load_state_dict(network.state_dict())
 
-    learn.count = 0  # type: ignore[attr-defined]
     playing.start()
     try:
         return _timed(learn, seconds, network, sys.maxsize)
@@ -192,42 +190,33 @@ def _dqn_for(seconds: float, seed: int) -> list[Mark]:
         playing.close()
 
 
-def by_rate() -> Found:
+def rates() -> Found:
     """Scores of 50 learning rates, and a picture of them."""
-    count = 50
-    rates = 10.0 ** np.random.default_rng(100).uniform(-4.5, -1.0, count)
-    recipe = recipe_of()
-    found = [scores(replace(recipe, learning_rate=rate), index)[0]
-             for index, rate in enumerate(rates.tolist())]  # fmt: skip
-    draw_rates(rates, np.array(found))
-    best = np.quantile(found, 0.9)
-    good = rates[np.array(found) >= best - 0.2]
-    near = (rates >= good.min()) & (rates <= good.max())
-    return {
-        "rates_runs": count,
-        "rates_best": float(best),
-        "rates_good": len(good) / count,
-        "rates_good_from": float(good.min()),
-        "rates_good_to": float(good.max()),
-        "rates_good_within": len(good) / int(near.sum()),
-        "rates_below_0": float(np.mean(np.array(found) < 0.0)),
-        "rates_scores": json.dumps([round(each, 3) for each in found]),
-    }
-
-
-def draw_rates(rates: Floats, found: Floats) -> None:
-    """The scatter plot, as figure 2 of the paper."""
+    tried = 10.0 ** np.random.default_rng(100).uniform(-4.5, -1.0, RATES)
+    recipes = [recipe_of(learning_rate=rate) for rate in tried.tolist()]
+    found = np.array([scores(recipe, index)[0] for index, recipe in enumerate(recipes)])
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
+    # As figure 2 of the paper.
     figure, axes = plt.subplots(figsize=(5.2, 2.6), dpi=80)
-    axes.semilogx(rates, found.clip(-4.0), ".", color="0.2")
+    axes.semilogx(tried, found.clip(-4.0), ".", color="0.2")
     axes.axhline(0.0, color="0.6", linewidth=0.8)
     axes.set(xlabel="learning rate", ylabel="score", title="50 learning rates and starts")
     figure.tight_layout()
     figure.savefig(PLOT)
+    best = np.quantile(found, 0.9)
+    good = tried[found >= best - 0.2]
+    return {
+        "rates_best": float(best),
+        "rates_good": len(good) / RATES,
+        "rates_good_from": float(good.min()),
+        "rates_good_to": float(good.max()),
+        "rates_below_0": float(np.mean(found < 0.0)),
+        "rates_scores": json.dumps(found.round(3).tolist()),
+    }
 
 
 def policy_loss(
@@ -271,63 +260,53 @@ def variance(player: Player, own: ActorCritic, *, has_baseline: bool, draws: int
     return float(torch.stack(rows).var(0).sum())
 
 
-def by_advantage() -> Found:
+def advantage() -> Found:
     """How much less the gradient varies, on the way of a run, and what it is worth."""
-    recipe, found, ratios = recipe_of(), Found(), list[list[float]]()
+    recipe, ratios = recipe_of(), list[list[float]]()
     for seed in SEEDS:
         network = make_network(HERE, recipe, seed)
         ratios.append([])
-        for each in play.train(play.players_of(HERE, recipe, seed), network, 3):
+        for each in play.train(HERE, recipe, seed, network, 3):
             network.load_state_dict(each.weights)
-            [one], [other] = (play.players_of(HERE, recipe, seed + 500) for _ in range(2))
-            with_it = variance(one, network, has_baseline=True)
-            ratios[-1].append(with_it / variance(other, network, has_baseline=False))
-    for index, column in enumerate(np.array(ratios).T):
-        found |= figures(f"advantage_variance_{index + 1}", column)
+            [one], [other] = (play.actors(HERE, recipe, seed + 500) for _ in range(2))
+            with_it = variance(one.player(0), network, has_baseline=True)
+            ratios[-1].append(with_it / variance(other.player(0), network, has_baseline=False))
     plain = [scores(recipe, seed, learn=plain_update)[0] for seed in SEEDS]
-    return found | figures("advantage_without", plain)
+    return by_column("advantage_variance", ratios) | student(plain, "advantage_without")
 
 
-def by_state() -> Found:
+def lstm() -> Found:
     """Feed-forward, with a state as old as the job, and with probes beside."""
     rows = {
-        "lstm_none": recipe_of(),
-        "lstm_state": recipe_of("a3c-lstm", probe_every=(0,)),
-        "lstm_probes": recipe_of("a3c-lstm"),
+        "none": recipe_of(),
+        "state": recipe_of("a3c-lstm", probe_every=(0,)),
+        "probes": recipe_of("a3c-lstm"),
     }
     found: Found = {}
     for name, recipe in rows.items():
-        found |= figures(name, [scores(recipe, seed)[0] for seed in SEEDS])
+        found |= student([scores(recipe, seed)[0] for seed in SEEDS], f"lstm_{name}")
     return found
 
 
-def by_exploration() -> Found:
+def explore() -> Found:
     """Eight actors with the same factor of the entropy's weight, and with different ones."""
     found, recipe = Found(), recipe_of(actors=8)
     # The product's own is drawn from 0.5 to 2.
     for name, most in (("same", 1.0), ("product", 0.0), ("wide", 10.0)):
         played = []
         for seed in SEEDS:
-            network, draw = make_network(HERE, recipe, seed), np.random.default_rng(seed)
-            players = play.players_of(HERE, recipe, seed)
-            for player in players:
-                if most:
-                    player.curiosity = float(most ** draw.uniform(-1.0, 1.0))
-            made = play.train(players, network)
-            played += Judge.of(HERE, recipe).scores(made, network)
-        found |= figures(f"explore_{name}", played)
+            draw = np.random.default_rng(seed)
+            factor = partial(_drawn, draw, most) if most else None
+            played += scores(recipe, seed, curiosity=factor)
+        found |= student(played, f"explore_{name}")
     return found
 
 
-PARTS: Final[dict[str, Callable[[], Found]]] = {
-    "lstm": by_state,
-    "actors": by_samples,
-    "advantage": by_advantage,
-    "explore": by_exploration,
-    "rates": by_rate,
-    "wall": by_seconds,
-}
+def _drawn(draw: np.random.Generator, most: float) -> float:
+    return float(most ** draw.uniform(-1.0, 1.0))
 
+
+PARTS: Final = {each.__name__: each for each in (lstm, actors, advantage, explore, rates, wall)}
 
 if __name__ == "__main__":
-    play.run_parts("a3c", PARTS)
+    run_parts("a3c", PARTS, updates=play.UPDATES, seeds=len(SEEDS))

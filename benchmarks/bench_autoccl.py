@@ -4,27 +4,23 @@
 
 `micro` (section 5): AllGather, ReduceScatter and AllReduce of 4 KiB to 1 GiB, each task's first
 1,000 calls, in groups of the five systems, in quiet and beside matrix products that take 39 % of
-the bandwidth: what moves bytes lasts 1 / 0.61 as long. What may run is what a job can set;
-`_launch`: threads and transport, too, on the two systems that have figures of them.
-`knobs`: what the fastest choice saves with knobs added one by one, and SHM against P2P.
-`jobs`: iterations of Phi-2, Llama-3.1 and a job like VGG-19, one candidate each (AutoCCL's rhythm),
-or one in 10 s (`_10s`: ours, three calls or more of each). Calls and compute slow each other as
-system.py says. Settled: an iteration under the incumbents stays within 1 % of what it is at last.
-`leader`: CPU time and stops of a job of the tests' harness (bench_plugin.py): on a quiet machine.
+the bandwidth: what moves bytes lasts 1 / 0.61 as long. `knobs`: what the fastest choice saves with
+knobs added one by one, and SHM against P2P. `jobs`: iterations of Phi-2, Llama-3.1 and a job like
+VGG-19, one candidate each (AutoCCL's rhythm), or one in 10 s (`_10s`: ours, three calls or more of
+each). Settled: an iteration under the incumbents stays within 1 % of what it is at last. `leader`:
+CPU time of a job of the tests' harness (bench_plugin.py): on a quiet machine.
 
-`autoccl` is coordinate descent from NCCL's own choice, `autoccl_x3` by medians of three; `ours`
-begins with the drawn machines alone; `priced`: channels cost 0.3 % each. With as many calls of a
-task as `autoccl` took: `afnfa` (Sensors 2023), the best by a random forest of random configs in
-quiet, one forest a system or job; `afnfa_beside`, the same where it plays, if it beats NCCL's
-choice in medians of three; `random`, the fastest of those; `by_hand`, one config of each algorithm
-and protocol in turn. `probes_to`: until the incumbent is within 2 % of the fastest for good, where
-NCCL's own choice is not; who never arrives counts as many as there are configs. `cost`: by how much
-probes were slower than incumbents. Noise of 2 %, t3 tails. Speed-ups are geometric means, systems
-alike; intervals are Student's t over systems (jobs: places). Writes out/bench/autoccl.json.
+`autoccl` is coordinate descent from NCCL's own choice; `ours` begins with the drawn machines alone;
+`priced`: channels cost 0.3 % each. With as many calls of a task as `autoccl` took: `afnfa` (Sensors
+2023), the best by a random forest of random configs in quiet, one forest a system or job;
+`afnfa_beside`, the same where it plays, if it beats NCCL's choice in medians of three; `random`,
+the fastest of those; `by_hand`, one config of each algorithm and protocol in turn. `probes_to`:
+until the incumbent is within 2 % of the fastest for good; who never arrives counts as many as there
+are configs. `cost`: by how much probes were slower than incumbents. Noise of 2 %, t3 tails.
+Speed-ups are geometric means; intervals are over systems (jobs: places).
 """
 
 import math
-import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,9 +30,9 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from bench_job_time import QUIET, lasted_us
 from bench_plugin import measure_leader
-from harness import Figures, run_parts, student
-from job_rules import QUIET
+from harness import FULL, Figures, run_parts, student
 from sklearn.ensemble import RandomForestRegressor
 
 from dynamiccl.nccl import ABSTAIN, Collective, Config, Transport
@@ -47,7 +43,7 @@ from dynamiccl.simulator.systems import SYSTEMS, System, find_system
 from dynamiccl.simulator.workloads import Workload, make_workload
 from dynamiccl.simulator.world import T3_ROBUST_SIGMA, World
 
-SEEDS: Final = range(10 if os.environ.get("FULL") else 3)
+SEEDS: Final = range(10 if FULL else 3)
 NOISE, WITHIN, CALLS, SM_PRICE = 0.02, 0.02, 1000, 0.003
 PRODUCTS: Final = Surroundings(intra=1.0 / 0.61, inter=1.0 / 0.61)
 CHANNELS: Final = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -130,7 +126,6 @@ def searches(task: Task, repeats: int = 1, *rules: Rules) -> dict[str, Tuner]:
     shifted = replace(drawn, mean=drawn.mean + np.log(task.priced / task.quiet))
     return {
         "autoccl": AutoCcl(lambda _: task.space, repeats=repeats),
-        "autoccl_x3": AutoCcl(lambda _: task.space, repeats=3),
         "ours": PolicySearch(lambda _: task.space, lambda _: drawn, *rules),
         "priced": PolicySearch(lambda _: task.space, lambda _: shifted, *rules),
     }
@@ -179,7 +174,7 @@ def measures(task: Task, us: Array, ran: Any, incumbent: Any) -> dict[str, Any]:
     took, settled, own_us, best_us = us[ran], us[incumbent], us[task.space.default], us.min()
     is_probe = ran != incumbent[:-1]
     cost = np.maximum(took - settled[:-1], 0.0)[is_probe].sum() / settled[:-1].sum()
-    row = {"cost": cost, "all_calls": took.mean() / own_us, "probes": is_probe.sum()}
+    row = {"cost": cost, "probes": is_probe.sum()}
     if own_us > (1.0 + WITHIN) * best_us:
         since = max(np.flatnonzero(settled > (1.0 + WITHIN) * best_us)) + 1
         arrives = since <= len(took)
@@ -205,7 +200,7 @@ def play_system(tasks: Sequence[Task], us: str) -> Rows:
     for seed in SEEDS:
         budgets = []
         for number, task in enumerate(tasks):
-            for player, tuner in [*searches(task).items()][:3]:
+            for player, tuner in [*searches(task).items()][:2]:
                 episode = play(tuner, getattr(task, us), (number, seed))
                 row = measures(task, getattr(task, us), *episode)
                 end(player, task, episode[1][-1], **row)
@@ -235,11 +230,10 @@ def summary(played: Sequence[Rows], head: str) -> Figures:
 def micro() -> Figures:
     """What searches and rivals find for single tasks."""
     figures: Figures = {"micro_seeds": len(SEEDS)}
-    for launch, us in product((False, True), ("quiet", "products")):
-        names = ("a100-nvswitch", "b300-nvlink") if launch else SYSTEMS
-        played = [play_system(make_tasks(name, launch=launch), us) for name in names]
-        figures |= summary(played, head := f"micro_{us}{'_launch' if launch else ''}")
-        for player, rival in product(("ours", "autoccl"), ("afnfa", "afnfa_beside", "by_hand")):
+    for us in ("quiet", "products"):
+        played = [play_system(make_tasks(name), us) for name in SYSTEMS]
+        figures |= summary(played, head := f"micro_{us}")
+        for player, rival in product(("ours", "autoccl"), ("afnfa", "afnfa_beside")):
             of = [np.subtract(rows[player]["speedup"], rows[rival]["speedup"]) for rows in played]
             figures |= over(of, f"{head}_{player}_over_{rival}")
     return figures
@@ -251,14 +245,9 @@ def iteration(system: System, work: Workload) -> tuple[list[Task], list[int], li
     tasks = [make_task(system, Call(c.group, c.collective, c.size_bytes)) for c in calls]
     configs = [*dict.fromkeys(c.config for task in tasks for c in task.space.choices)]
     world = World(system, Workload(work.name, (*calls,)), configs, QUIET)
-    plays, lasted_us = world.jobs(len(configs), 0), np.zeros_like(world.quiet_us)
-    for _ in calls:  # in as many steps each job plays its config at every key
-        key, at = plays.key, np.arange(len(configs))
-        done = plays.step(np.where(world.mask[key, at], at, 0))
-        lasted_us[key, at] = done.lasted_us
+    lasted = lasted_us(world, world.mask)
     asked = [[configs.index(c.config) for c in task.space.choices] for task in tasks]
-    lasts = [lasted[at] for lasted, at in zip(lasted_us, asked, strict=True)]
-    return tasks, [*calls.values()], lasts
+    return tasks, [*calls.values()], [each[at] for each, at in zip(lasted, asked, strict=True)]
 
 
 def play_job(system: System, work: Workload) -> Rows:

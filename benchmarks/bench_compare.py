@@ -2,15 +2,11 @@
 
     python benchmarks/bench_compare.py          # 20 pairs of each kind; FULL=1: 100
 
-Sweeps with other seeds (2 % of noise, one launch in some hundred slow by a multiple, a drift that a
-run shares), 336 cells each. *Scattered*: 3 or 6 % slower in one cell of twenty, drawn anywhere.
-*Range*: the same share of cells, all of one config at neighbouring sizes. A pair is found when
-`compare` would end with exit code 1; that of a pair without a change is a false alarm.
-
-Writes out/bench/compare.json. Two minutes on one core.
+Sweeps of other seeds, 336 cells each. *Scattered*: 3 or 6 % slower in one cell of twenty, drawn
+anywhere. *Range*: as many cells of one config, at neighbouring sizes. A pair is found when
+`compare` would end with exit code 1, of a pair without a change a false alarm. Two minutes.
 """
 
-import os
 import tempfile
 from itertools import product
 from pathlib import Path
@@ -18,36 +14,23 @@ from typing import Final
 
 import numpy as np
 import polars as pl
-from harness import write_result
+from harness import COLLECTIVES, FULL, simulated, write_result
 
 from dynamiccl.collect.compare import CELL, compare
-from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.cells import CONFIG_COLUMNS, usable
 from dynamiccl.datasets.store import read
 
-SWEEP: Final = """
-name = "s{seed}"
-system = "h100-ib-simulated"
-collectives = ["AllReduce", "AllGather", "ReduceScatter"]
-algorithms = ["Ring", "Tree", "NVLSTree"]
-groups = [{{ num_nodes = 4, ranks_per_node = 8 }}]
-sizes = {{ min = "1K", max = "1G", factor = 2 }}
-nccl_version = "2.27.5"
-cycles = {cycles}
-[simulator]
-seed = {seed}
-noise_sigma = 0.02
-"""
+PAIRS: Final = 100 if FULL else 20
+#: Of the cells, those that are slowed down.
 SHARE: Final = 0.05
 LINE: Final = ("collective", *CONFIG_COLUMNS)
 
 
 def main() -> None:
     """Judge pairs of every kind."""
-    count = 100 if os.environ.get("FULL") else 20
-    figures: dict[str, float | int | str | None] = {"compare_pairs": count}
+    figures: dict[str, float] = {"compare_pairs": PAIRS}
     for cycles in (3, 10):
-        pairs = [(sweep(2 * i, cycles), sweep(2 * i + 1, cycles)) for i in range(count)]
+        pairs = [(sweep(2 * i, cycles), sweep(2 * i + 1, cycles)) for i in range(PAIRS)]
         alarms = sum(compare(old, new)["is_changed"] for old, new in pairs)
         figures[f"compare_false_alarms_{cycles}_runs"] = alarms
         for kind, percent in product(("scattered", "range"), (3, 6)):
@@ -56,15 +39,15 @@ def main() -> None:
                 bad = chosen(new, kind, np.random.default_rng(index))
                 found += compare(old, slowed(new, bad, 1 + percent / 100))["is_slower"]
             name = f"compare_recall_{kind}_{percent}_percent_{cycles}_runs"
-            figures[name] = found / count
+            figures[name] = found / PAIRS
     write_result("compare", figures)
 
 
 def sweep(seed: int, cycles: int) -> pl.DataFrame:
     """A simulated sweep."""
     with tempfile.TemporaryDirectory() as folder:
-        simulate(SWEEP.format(seed=seed, cycles=cycles), Path(folder))
-        return read(Path(folder))
+        lines = {"collectives": COLLECTIVES, "sizes": '{ min = "1K", max = "1G", factor = 2 }'}
+        return read(simulated(Path(folder), seed, cycles, lines))
 
 
 def chosen(frame: pl.DataFrame, kind: str, random: np.random.Generator) -> pl.DataFrame:

@@ -2,31 +2,28 @@
 
     python benchmarks/bench_health.py
 
-Simulated clusters of 2 to 64 nodes of 8 GPUs (H100, the simulator's noise with its heavy tails),
-all of whose GPUs are paired up as by examples/health.toml, once or twice. What is slow slows every
-communicator that it is in by its factor, and no other. *Recall*: clusters with one slow GPU, NIC,
-node or link, of which that part is named and no other. A node with one partner (of two nodes, and
-two of three) has NICs that cannot be told from the partner's: there it is to name the pair. *False
-alarms*: findings in healthy clusters, for each cluster.
-
-Writes out/bench/health.json.
+Clusters of 2 to 64 nodes of 8 GPUs (H100, noise with heavy tails), all of whose GPUs are paired up
+as by examples/health.toml, once or twice. What is slow slows every communicator that it is in by
+its factor, and no other. *Recall*: clusters with one slow GPU, NIC, node or link, of which that
+part is named and no other. A node with one partner (of two nodes, and two of three) has NICs that
+cannot be told from the partner's: there it is to name the pair. *False alarms*: findings in healthy
+clusters, for each cluster.
 """
 
 import random
 from itertools import product
-from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
-from harness import write_result
+from harness import ROOT, write_result
 
 from dynamiccl.collect.grid import communicators
 from dynamiccl.collect.health import Report, examine
 from dynamiccl.collect.simulated import SimulatorRunner
-from dynamiccl.collect.sweep import GroupShape, Sweep, load_sweep, parse_sweep, sweep_text
+from dynamiccl.collect.sweep import GroupShape, load_sweep, parse_sweep, sweep_text
 from dynamiccl.datasets.store import measurements_table
 
-EXAMPLE: Final = Path(__file__).resolve().parent.parent / "examples" / "health.toml"
+EXAMPLE: Final = ROOT / "examples" / "health.toml"
 GPUS: Final = 8
 LEAST: Final = 0.05
 FACTORS: Final = (1.1, 1.3, 2.0)
@@ -35,29 +32,27 @@ KINDS: Final = ("gpu", "nic", "node", "link")
 CLUSTERS: Final = {n: (8, 100 if n in {2, 4} else 50) for n in (2, 3, 4, 5, 16)} | {64: (3, 10)}
 
 
-def sweep_of(nodes: int, gpus: int, seed: int) -> Sweep:
-    """The example's sweep of a cluster, each launch once; `gpus` is a power of two."""
+def rows(nodes: int, *slow: str, gpus: int = GPUS, seed: int = 0) -> pl.DataFrame:
+    """Measurements of a cluster with slow parts: gpu:3:1:1.3, nic:3:1:2, node:3:2, link:0:3:2.
+
+    By the example's sweep, each launch once; `gpus` is a power of two.
+    """
     ranks = nodes * gpus
     bits = (ranks - 1).bit_length()
     splits = [f"AND {(1 << bits) - 1 - (1 << bit):#x}" for bit in range(bits)]
     if nodes & (nodes - 1):
         splits += [f"MOD {apart * gpus}" for apart in range((nodes + 1) // 2, nodes)]
-    groups = [
-        GroupShape(num_nodes=nodes, ranks_per_node=gpus, split=split, spare=spare)
-        for split in splits
-        for spare in (2 * len(communicators(split, nodes, gpus, spare=True)) < ranks,)
-    ]
+    groups = []
+    for split in splits:
+        spare = 2 * len(communicators(split, nodes, gpus, spare=True)) < ranks
+        group = GroupShape(num_nodes=nodes, ranks_per_node=gpus, split=split, spare=spare)
+        groups.append(group)
     file = load_sweep(EXAMPLE).file
     simulator = file.simulator.model_copy(update={"seed": seed})
     # Nine rows a launch, as many as its five sizes have out of place and in place.
     sizes = file.sizes.model_copy(update={"min": 1 << 20})
     update = {"groups": tuple(groups), "sizes": sizes, "cycles": 1, "simulator": simulator}
-    return parse_sweep(sweep_text(file.model_copy(update=update)), where="the cluster's sweep")
-
-
-def rows(nodes: int, *slow: str, gpus: int = GPUS, seed: int = 0) -> pl.DataFrame:
-    """Measurements of a cluster with slow parts: gpu:3:1:1.3, nic:3:1:2, node:3:2, link:0:3:2."""
-    made = sweep_of(nodes, gpus, seed)
+    made = parse_sweep(sweep_text(file.model_copy(update=update)), where="the cluster's sweep")
     runner = SimulatorRunner(made.file)
     found: list[dict[str, Any]] = []
     for launch in runner.launches(0, made.trials):
@@ -110,37 +105,28 @@ def check(nodes: int, *slow: str, seed: int = 0) -> Report:
     return examine(pl.concat([one, other]), least=LEAST)
 
 
-def drawn(kind: str, nodes: int, factor: float, draw: random.Random) -> str:
-    """A random slow part of a cluster."""
-    node = draw.randrange(nodes)
-    if kind == "node":
-        return f"node:{node}:{factor}"
-    # A link that is measured is between nodes whose numbers differ in one bit.
-    others = [node ^ (1 << bit) for bit in range(nodes.bit_length())]
-    other = draw.choice([each for each in others if each < nodes])
-    return f"{kind}:{node}:{other if kind == 'link' else draw.randrange(GPUS)}:{factor}"
-
-
 def main() -> None:
     """Check clusters, and write the figures."""
-    draw, alarms = random.Random(0), 0
-    named: dict[str, list[bool]] = {}
+    draw, alarms, named = random.Random(0), list[int](), list[bool]()
     for nodes, (sick, healthy) in CLUSTERS.items():
         for seed in range(healthy):
-            alarms += len(check(nodes, seed=1000 * nodes + 2 * seed)["findings"])
+            alarms.append(len(check(nodes, seed=1000 * nodes + 2 * seed)["findings"]))
         # Of two nodes a slow link slows all that is measured between them: nothing to compare with.
         kinds = KINDS if nodes > 2 else KINDS[:3]
         for kind, factor, seed in product(kinds, FACTORS, range(sick)):
-            part = drawn(kind, nodes, factor, draw)
-            found = is_named(check(nodes, part, seed=7000 * nodes + 2 * seed), part, nodes)
-            for name in ("", f"_{factor:g}x", f"_{kind}", f"_{nodes}_nodes"):
-                named.setdefault(name, []).append(found)
-    checked = sum(healthy for _, healthy in CLUSTERS.values())
-    figures: dict[str, float | int | str | None] = {
-        **{f"health_recall{name}": sum(found) / len(found) for name, found in named.items()},
-        "health_clusters": len(named[""]),
-        "health_false_alarms": alarms / checked,
-        "health_healthy_clusters": checked,
+            node, place = draw.randrange(nodes), ""
+            if kind != "node":
+                # A link that is measured is between nodes whose numbers differ in one bit.
+                others = [node ^ (1 << bit) for bit in range(nodes.bit_length())]
+                other = draw.choice([each for each in others if each < nodes])
+                place = f"{other if kind == 'link' else draw.randrange(GPUS)}:"
+            part = f"{kind}:{node}:{place}{factor}"
+            named.append(is_named(check(nodes, part, seed=7000 * nodes + 2 * seed), part, nodes))
+    figures = {
+        "health_recall": sum(named) / len(named),
+        "health_clusters": len(named),
+        "health_false_alarms": sum(alarms) / len(alarms),
+        "health_healthy_clusters": len(alarms),
     }
     write_result("health", figures)
 

@@ -1,30 +1,23 @@
 """Coverage of `dynamiccl-evaluate job`'s intervals on jobs with known truth.
 
-    python benchmarks/bench_job.py          # FULL=1: five times as many jobs
+    python benchmarks/bench_job.py          # four minutes; FULL=1: five times as many jobs
 
-The shipped workloads, and workloads that are drawn (groups, collectives, sizes, compute before and
-beside), in quiet and in other scenarios that ship. A job's trace under NCCL's own choice and a
-sweep of 3 or 5 noisy cycles go in; then the same job is played under the table that the answer is
-about.
-
-*Coverage* is the share of 90 % intervals that hold the truth, of jobs in which the table changes
-anything. Settings were chosen on other seeds. *False gains* are jobs of which it says "gain" where
-the truth is none. Writes out/bench/job.json. Four minutes.
+Shipped and drawn workloads, in quiet and in other scenarios that ship. A job's trace under NCCL's
+own choice and a sweep of 3 or 5 noisy cycles go in; then the same job is played under the table
+that the answer is about. *Coverage* is the share of 90 % intervals that hold the truth, of jobs in
+which the table changes anything. *False gains*: it says "gain" where there is none.
 """
 
-import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 import numpy as np
 import polars as pl
-from harness import write_result
+from harness import COLLECTIVES, FULL, simulated, write_result
 
-from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.schema import CALLS
 from dynamiccl.datasets.store import read
 from dynamiccl.drawn_worlds import Ints
@@ -39,38 +32,30 @@ from dynamiccl.simulator.workloads import WORKLOADS, WorkCall, Workload, make_wo
 from dynamiccl.simulator.world import World
 from dynamiccl.sizes import size_bin
 
-#: Seeds below are for choosing settings; what is written was judged on those from here on.
+#: Settings were chosen on the seeds below.
 JUDGED_FROM: Final = 5000
-_BEGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
+SWEEPS: Final = 60 if FULL else 12
 #: A true saving that is worth telling: share of the step.
 WORTH: Final = 0.02
-SHAPE: Final = Group(4, 8)
-GROUPS: Final = (SHAPE, Group(1, 8), Group(4, 1))
+GROUPS: Final = (Group(4, 8), Group(1, 8), Group(4, 1))
+SHAPES: Final = (
+    f"{{ num_nodes = {g.num_nodes}, ranks_per_node = {g.ranks_per_node} }}" for g in GROUPS
+)
 SCENARIOS: Final = ("quiet", "congested", "busy-host", "shared-node", "shared-uplink")
-SWEEP: Final = """
-name = "s{seed}"
-system = "h100-ib-simulated"
-collectives = ["AllReduce", "AllGather", "ReduceScatter"]
-algorithms = ["Ring", "Tree", "NVLS", "NVLSTree"]
-groups = [
-    {{ num_nodes = 4, ranks_per_node = 8 }},
-    {{ num_nodes = 1, ranks_per_node = 8 }},
-    {{ num_nodes = 4, ranks_per_node = 1 }},
-]
-sizes = {{ min = "1K", max = "1G", steps_per_octave = 1 }}
-nccl_version = "2.27.5"
-cycles = {cycles}
-[simulator]
-seed = {seed}
-noise_sigma = 0.02
-"""
+SWEEP: Final = {
+    "collectives": COLLECTIVES,
+    "algorithms": '["Ring", "Tree", "NVLS", "NVLSTree"]',
+    "groups": f"[{', '.join(SHAPES)}]",
+    "sizes": '{ min = "1K", max = "1G", steps_per_octave = 1 }',
+}
+_BEGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def main() -> None:
     """Judge all jobs."""
-    jobs = list(simulated(JUDGED_FROM, 60 if os.environ.get("FULL") else 12))
+    jobs = list(judged(JUDGED_FROM, SWEEPS))
     acting = [job for job in jobs if job["acts"]]
-    figures: dict[str, float | int | str | None] = {"job_jobs": len(acting)}
+    figures: dict[str, Any] = {"job_jobs": len(acting)}
     for name in ("communication", "step"):
         held = [
             job[name].low - 1e-9 <= job[f"{name}_truth"] <= job[name].high + 1e-9 for job in acting
@@ -79,34 +64,33 @@ def main() -> None:
     for verdict in get_args(Verdict):
         said = sum(job["verdict"] == verdict for job in jobs)
         figures[f"job_said_{verdict.replace('-', '_')}"] = said
-    gains = [job for job in jobs if job["verdict"] == "gain"]
     able = [job["verdict"] == "gain" for job in jobs if job["step_truth"] > WORTH]
     figures["job_jobs_with_a_gain"] = len(able)
     figures["job_gains_said"] = float(np.mean(able)) if able else None
-    false = [job for job in gains if job["step_truth"] <= 0.0 < job["step"].low]
-    write_result("job", figures | {"job_false_gains": len(false)})
+    false = [
+        job["verdict"] == "gain" and job["step_truth"] <= 0.0 < job["step"].low for job in jobs
+    ]
+    write_result("job", figures | {"job_false_gains": sum(false)})
 
 
-def simulated(first: int, sweeps: int) -> Iterator[dict[str, Any]]:
+def judged(first: int, sweeps: int) -> Iterator[dict[str, Any]]:
     """Jobs in the simulator: each sweep with every scenario, on shipped and drawn workloads."""
-    system = find_system("h100-ib")
+    system, names = find_system("h100-ib"), list(WORKLOADS)
     for number in range(sweeps):
         seed = first + number
         random = np.random.default_rng(seed)
         with tempfile.TemporaryDirectory() as folder:
-            cycles = (3, 5)[number % 2]
-            simulate(SWEEP.format(seed=seed, cycles=cycles), Path(folder))
-            known = Measured(read(Path(folder)), None, None)
+            sweep = simulated(Path(folder), seed, (3, 5)[number % 2], SWEEP)
+            known = Measured(read(sweep), None, None)
         for index, scenario in enumerate(SCENARIOS):
-            names = list(WORKLOADS)
-            named = make_workload([names[(number + 3 * index) % len(names)]], SHAPE)
+            named = make_workload([names[(number + 3 * index) % len(names)]], GROUPS[0])
             for workload in (named, drawn(random), drawn(random)):
                 if not all(call.group in GROUPS for call in workload.calls):
                     continue
                 # A job's first steps load kernels and connect; that is paid once.
                 around = find_scenario(scenario).model_copy(update={"first_use_us": 0.0})
                 world = World(system, workload, all_configs(system, workload), around)
-                yield judge_simulated(world, known, seed + 17 * index)
+                yield judged_job(world, known, seed + 17 * index)
 
 
 def drawn(random: np.random.Generator) -> Workload:
@@ -127,11 +111,11 @@ def drawn(random: np.random.Generator) -> Workload:
     return Workload("drawn", tuple(calls))
 
 
-def judge_simulated(world: World, known: Measured, seed: int) -> dict[str, Any]:
+def judged_job(world: World, known: Measured, seed: int) -> dict[str, Any]:
     """What is told of one job, and the truth, the job under the table, as shares saved."""
     calls = max(6 * len(world.order), 600)
     own = play(world, np.zeros(len(world.keys), dtype=np.int64), seed, calls)
-    found = answer(job_of(own.calls, own.steps, SHAPE.ranks_per_node), known)
+    found = answer(job_of(own.calls, own.steps, GROUPS[0].ranks_per_node), known)
     table, arm = play(world, table_of(found, world), seed, calls), found.arms[TABLE]
     return {
         "verdict": found.told["verdict"],
@@ -146,22 +130,18 @@ def judge_simulated(world: World, known: Measured, seed: int) -> dict[str, Any]:
 def table_of(found: Answer, world: World) -> Ints:
     """(keys,) the actions of the table that an answer is about."""
     actions = np.zeros(len(world.keys), dtype=np.int64)
+    numbers = {config.key: number for number, config in enumerate(world.configs)}
     for kind in found.arms[TABLE].kinds:
         place = tuple(kind[name] for name in ("collective", "bin", "num_nodes", "num_ranks"))
         for key, call in enumerate(world.keys):
             shape = (call.group.num_nodes, call.group.num_ranks)
             if (call.collective.wire, size_bin(call.size_bytes), *shape) == place:
-                keys = [each.key for each in world.configs]
                 config = kind["better_config"]
-                actions[key] = 0 if config in {None, NCCL_OWN} else keys.index(config)
+                actions[key] = 0 if config in {None, NCCL_OWN} else numbers[config]
     return actions
 
 
-# --- a job as it runs ---
-
-
-@dataclass(frozen=True, slots=True)
-class Played:
+class Played(NamedTuple):
     """A job's calls and what they came to, us of true times."""
 
     calls: pl.DataFrame

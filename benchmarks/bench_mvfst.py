@@ -1,16 +1,14 @@
 """Delayed decisions in simulation: the figures of mvfst-rl (Sivakumar et al. 2019) here.
 
-    python benchmarks/bench_mvfst.py              # all parts: ten minutes of two quiet cores
-    python benchmarks/bench_mvfst.py history      # some parts; the others' figures stay
-    FULL=1 python benchmarks/bench_mvfst.py       # ten seeds, 1,000 updates: hours
+    python benchmarks/bench_mvfst.py [PART]...   # all parts: ten minutes; FULL=1, ten seeds: hours
 
-Worlds and scores are those of online_world.py and online_play.py. Intervals are over seeds. Parts,
-with the sections of the paper:
+Worlds and scores are those of online_world.py. Intervals are over seeds. Parts, with the sections
+of the paper:
 
 * `blocking` (figure 1): calls of a job that waits for each decision, every 100 ms, against one that
   goes on meanwhile, both under an oracle that knows the state when it is asked.
 * `unseen` (figure 3b): policies of one world in others, with mean and 95th percentile of the times
-  of calls over NCCL's own choice in quiet; random actions, tables and a threshold rule beside.
+  of calls over NCCL's own choice in quiet; a table and a threshold rule beside.
 * `history` (figure 3c to e): the policy sees the last 0 to 20 decisions, which are moves on the
   counts of channels, in force 1 or 4 rounds later; with and without an LSTM. Two sizes of
   `megatron` on a B300 node that others use; a channel has a price.
@@ -25,14 +23,13 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
-import online_play as play
+import online_world as play
 import torch
-from online_play import FULL, JUDGED, SEEDS, Found, Judge, figures, make_network, recipe_of
-from online_world import Actions, Floats, RoundEnv, Setting, world_of
+from harness import FULL, run_parts, student
+from online_world import SEEDS, Actions, Floats, Found, Judge, RoundEnv, Setting, make_network
 from torch import nn
 
 from dynamiccl.simulator.world import World
-from dynamiccl.train.environment import LATE
 from dynamiccl.train.online.a3c import Seen, State
 from dynamiccl.train.online.impala import Learner
 from dynamiccl.train.recipe import Recipe
@@ -41,7 +38,6 @@ DELAYS_MS: Final = (1, 10, 25, 50)
 INTERVAL_US: Final = 100_000.0
 JOB_US: Final = 60e6 if FULL else 20e6
 HISTORIES: Final = (0, 1, 2, 5, 10, 20) if FULL else (0, 20)
-MOVES: Final = ("0", "/2", "-1", "+1", "*2")
 #: Channels have a price at which 8 to 24 are best, by the state.
 CHANNELS: Final = Setting(
     place="b300-nvlink:megatron:shared-node", ladder=tuple(range(1, 33)), price=0.1
@@ -50,42 +46,14 @@ PRICES: Final = (0.0, 0.03, 0.1, 0.3)
 UNSEEN: Final = {
     "same": Setting(),
     "shifted": Setting(is_shifted=True),
-    "decode": Setting(place="b300-nvlink:decode:busy-host"),
     "shared": Setting(place="b300-nvlink:lora:shared-node"),
 }
 
 
-class Moving(Setting):
-    """Decisions are MOVES on the ladder."""
-
-    def env(self, jobs: int, recipe: Recipe) -> RoundEnv:
-        """Where actors play."""
-        return MovingEnv(self, jobs, recipe)
-
-
-class MovingEnv(RoundEnv):
-    """As mvfst-rl's updates of cwnd, from what was decided last, onto the ladder."""
-
-    def __init__(self, setting: Setting, jobs: int, recipe: Recipe) -> None:
-        super().__init__(setting, jobs, recipe)
-        mask = np.ones((self.shape[1], len(MOVES)), dtype=np.bool_)
-        self.tables = replace(self.tables, mask=mask)
-        self.calls.tables, self._like = self.tables, (self.world, self.tables)
-
-    def wanted(self, asked: Actions) -> Actions:
-        """The nearest counts; NCCL's own choice stands for the count that it takes."""
-        last = self.configs[-1]
-        count = self.world.num_channels[np.arange(self.shape[1]), last].astype(float)
-        each = np.stack([count, count / 2, count - 1, count + 1, count * 2], axis=2)
-        moved = np.take_along_axis(each, np.maximum(asked, 0)[:, :, None], 2)
-        nearest = 1 + np.abs(np.array(self.setting.ladder) - moved).argmin(2)
-        return np.where((asked == LATE) | (asked == 0), last, nearest)
-
-
-def by_blocking() -> Found:
+def blocking() -> Found:
     """Share of calls lost by waiting; and how much longer calls take where decisions are late."""
     found: Found = {"blocking_interval_ms": INTERVAL_US / 1000.0}
-    world, _ = world_of(Setting())
+    world, _ = play.world_of(Setting())
     fresh_us = [job_calls(world, 0.0, seed, waits=False)[1] for seed in SEEDS]
     for delay in DELAYS_MS:
         lost, late = [], []
@@ -93,7 +61,7 @@ def by_blocking() -> Found:
             goes_on, us = job_calls(world, 1000.0 * delay, seed, waits=False)
             lost.append(1.0 - job_calls(world, 1000.0 * delay, seed, waits=True)[0] / goes_on)
             late.append(us / fresh_us[seed] - 1.0)
-        found |= figures(f"blocking_{delay}_lost", lost) | figures(f"blocking_{delay}_late", late)
+        found |= student(lost, f"blocking_{delay}_lost") | student(late, f"blocking_{delay}_late")
     return found
 
 
@@ -131,7 +99,7 @@ class HistoryNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.trunk = make_network(setting, recipe, seed).actor.trunk
-        keys, self.actions = setting.env(1, recipe).tables.mask.shape
+        keys, self.actions = RoundEnv(setting, 1, recipe).tables.mask.shape
         self.history, self.units = history, 16 if has_lstm else 0
         self.state_units = keys * self.units
         width = recipe.hidden_sizes[-1] + history * (self.actions + 1)
@@ -169,11 +137,10 @@ def learned(
     # A move is felt for long, and late: trajectories are longer, so is what counts, and episodes
     # begin again at NCCL's count before all moves have ended at the most or the least.
     longer: dict[str, Any] = {"gamma": 0.9, "num_steps": 12, "jobs": 24, "episode_rounds": 48}
-    recipe = recipe_of(seen_decisions=max(history, 1), **longer)
+    recipe = play.recipe_of(seen_decisions=max(history, 1), **longer)
     network = HistoryNetwork(setting, recipe, seed, history, has_lstm=has_lstm)
-    players = play.players_of(setting, recipe, seed, network.state_units)
-    network.load_state_dict(play.train(players, network)[-1].weights)
-    return network, Judge.of(setting, recipe)
+    network.load_state_dict(play.train(setting, recipe, seed, network)[-1].weights)
+    return network, Judge(setting, recipe)
 
 
 def rewards(setting: Setting, history: int, *, has_lstm: bool = False) -> list[float]:
@@ -182,26 +149,22 @@ def rewards(setting: Setting, history: int, *, has_lstm: bool = False) -> list[f
     return [judge.score_of(judge.watch(network), in_reward=True) for network, judge in runs]
 
 
-def moving(delay: int) -> Setting:
-    """Moves in force so many rounds later."""
-    return Moving(CHANNELS.place, False, delay, CHANNELS.ladder, CHANNELS.price)
-
-
-def by_history() -> Found:
+def history() -> Found:
     """Scores by the length of the history, the delay and the model."""
     found: Found = {}
     for delay, model in ((1, "plain"), (4, "plain"), (4, "lstm")):
-        for history in HISTORIES:
-            values = rewards(moving(delay), history, has_lstm=model == "lstm")
-            found |= figures(f"history_{delay}_{model}_{history}", values)
+        for length in HISTORIES:
+            moving = replace(CHANNELS, delay=delay, has_moves=True)
+            values = rewards(moving, length, has_lstm=model == "lstm")
+            found |= student(values, f"history_{delay}_{model}_{length}")
     return found
 
 
-def by_relative() -> Found:
+def relative() -> Found:
     """Counts themselves, with the same model and worlds as the moves of `history`."""
     found: Found = {}
     for delay in (1, 4):
-        found |= figures(f"relative_{delay}", rewards(replace(CHANNELS, delay=delay), 5))
+        found |= student(rewards(replace(CHANNELS, delay=delay), 5), f"relative_{delay}")
     return found
 
 
@@ -230,30 +193,25 @@ def best_fixed(price: float, env: RoundEnv) -> Actions:
     return np.broadcast_to(np.nanargmin(cost, axis=1), env.shape)
 
 
-def at_random(draw: np.random.Generator, env: RoundEnv) -> Actions:
-    """Any config that NCCL has, as the paper's rl-random."""
-    drawn = draw.random((env.num_envs, *env.world.mask.shape)) * env.world.mask
-    return np.asarray(drawn.argmax(2))
-
-
-def by_world() -> Found:
+def unseen() -> Found:
     """Two policies and their rivals, with times of calls, in worlds that they did not see."""
     rows: dict[str, list[float]] = {}
     plain = UNSEEN["same"]
-    pilot = Judge.of(plain, recipe_of(), JUDGED - 1)
+    pilot = Judge(plain, play.recipe_of(), play.JUDGED - 1)
     rules = [(slow, hold) for slow in (0.15, 0.3, 0.5) for hold in (0, 8, 32, 128)]
     best = min(
         rules, key=lambda each: pilot.play(partial(threshold_rule, each[0], each[1], {})).both
     )
     for seed in SEEDS:
-        trained = {"a3c": _a3c(seed), "impala": _impala(seed)}
+        recipe = play.recipe_of("a3c-lstm")
+        network: Any = make_network(plain, recipe, seed)
+        network.load_state_dict(play.train(plain, recipe, seed, network)[-1].weights)
+        trained = {"a3c": network, "impala": _impala(seed)}
         for world, setting in UNSEEN.items():
-            judge = Judge.of(setting, recipe_of("a3c-lstm"), JUDGED + 1 + seed)
+            judge = Judge(setting, recipe, play.JUDGED + 1 + seed)
             contenders: dict[str, Callable[[RoundEnv], Actions]] = {
                 "nccl": lambda env: np.zeros(env.shape, dtype=np.int64),
-                "random": partial(at_random, np.random.default_rng(seed)),
                 "quiet": partial(best_fixed, 0.0),
-                "slowed": lambda env: np.broadcast_to(slowed(env).argmin(1), env.shape),
                 "rule": partial(threshold_rule, best[0], best[1], {}),
                 "oracle": lambda env: env.costs().argmin(2),
             }
@@ -266,23 +224,17 @@ def by_world() -> Found:
                     rows.setdefault(f"unseen_{world}_{name}_{end}", []).append(float(value))
     found: Found = {"unseen_threshold": best[0], "unseen_hold": best[1]}
     for name, values in rows.items():
-        found |= figures(name, values)
+        found |= student(values, name)
     return found
-
-
-def _a3c(seed: int) -> Any:
-    recipe = recipe_of("a3c-lstm")
-    network = make_network(UNSEEN["same"], recipe, seed)
-    players = play.players_of(UNSEEN["same"], recipe, seed, recipe.state_units)
-    network.load_state_dict(play.train(players, network)[-1].weights)
-    return network
 
 
 def _impala(seed: int) -> Any:
     """One learner, and four actors that play under the weights of one to four updates ago."""
-    recipe = recipe_of("impala-lstm", actors=4)
+    recipe = play.recipe_of("impala-lstm", actors=4)
     network = make_network(UNSEEN["same"], recipe, seed)
-    players = play.players_of(UNSEEN["same"], recipe, seed, recipe.state_units)
+    players = [
+        each.player(recipe.state_units) for each in play.actors(UNSEEN["same"], recipe, seed)
+    ]
     learner, average = Learner(network, None, recipe), copy.deepcopy(network)
     for number in range(recipe.steps):
         if number % len(players) == 0:
@@ -292,39 +244,27 @@ def _impala(seed: int) -> Any:
     return average
 
 
-def by_price() -> Found:
+def price() -> Found:
     """Mean time over NCCL's own choice in quiet, and channels, of what was learned at a price."""
     found: Found = {}
-    for price in PRICES:
+    for cost in PRICES:
         rows: dict[str, list[tuple[float, float]]] = {}
         for seed in SEEDS:
-            network, judge = learned(replace(CHANNELS, price=price), 1, seed)
+            network, judge = learned(replace(CHANNELS, price=cost), 1, seed)
             for name, env in (
                 ("learned", judge.watch(network)),
                 ("oracle", judge.play(lambda env: env.costs().argmin(2))),
-                ("fixed", judge.play(partial(best_fixed, price))),
+                ("fixed", judge.play(partial(best_fixed, cost))),
             ):
-                rows.setdefault(name, []).append(front(env))
+                time = float((np.stack(env.took) / env.tables.reference_us).mean())
+                rows.setdefault(name, []).append((time, float(np.mean(env.held))))
         for name, pairs in rows.items():
             for end, values in zip(("time", "channels"), np.array(pairs).T, strict=True):
-                found |= figures(f"price_{price:g}_{name}_{end}", values)
+                found |= student(values.tolist(), f"price_{cost:g}_{name}_{end}")
     return found
 
 
-def front(env: RoundEnv) -> tuple[float, float]:
-    """Mean time of calls over NCCL's own choice in quiet, and mean channels."""
-    took = np.stack(env.took)
-    return float((took / env.tables.reference_us).mean()), float(np.mean(env.held))
-
-
-PARTS: Final[dict[str, Callable[[], Found]]] = {
-    "blocking": by_blocking,
-    "unseen": by_world,
-    "history": by_history,
-    "relative": by_relative,
-    "price": by_price,
-}
-
+PARTS: Final = {each.__name__: each for each in (blocking, unseen, history, relative, price)}
 
 if __name__ == "__main__":
-    play.run_parts("mvfst", PARTS)
+    run_parts("mvfst", PARTS, updates=play.UPDATES, seeds=len(SEEDS))

@@ -3,22 +3,20 @@
     python benchmarks/bench_netsense.py [PART]...   without a name all, half an hour
 
 Eight workers on gloo in namespaces of one machine, on a bridge; tbf shapes two links (section 5.2).
-Parts that were run are kept in out/bench/netsense-steps.json. Needs root and iproute2.
+Needs root and iproute2.
 
-    accuracy    all methods that do not adapt train a convolutional net on digits, seed by seed, not
-                shaped, since what they compute does not depend on it (Table 1: accuracy)
-    rates       ... a few steps of them under each rate: time to accuracy, convergence time
-    adaptive    NetSense trains under each rate
-    throughput  step times of a net of 46 MB at 200, 500, 800 Mbit/s and not shaped (scenario 1)
-    changing    46 MB: 2,000 to 200 Mbit/s on all links, steps until NetSense has settled (scenario
-                2); 500 Mbit/s with a competitor every other eight steps (scenario 3)
+    digits      all methods that do not adapt train a convolutional net, seed by seed, not shaped,
+                since what they compute does not depend on it (Table 1: accuracy), and a few steps
+                under each rate; NetSense trains under each: time to accuracy, convergence time
+    throughput  step times of a net of 46 MB at each rate and not shaped (scenario 1)
+    changing    46 MB: 2,000 to 200 Mbit/s on all links (scenario 2); 500 Mbit/s with a competitor
+                every other eight steps (scenario 3)
 
 Digits' links are slower by as much as the net is smaller than ResNet-18 (46.2 MB): "200" is 1.55
-Mbit/s. Intervals are of 95 % over seeds (5; FULL=1: 10), which draw the halves of the images, the
-weights and the batches. Times are to a seed's final accuracy of all-reduce less 0.5 points; it has
-converged where it stays above. The static oracle is the fastest to it in hindsight. Constants are
-of a fully connected net, drawn data (seeds 11 to 13) and four workers; but the floor of the ratio
-was raised after digits' seeds 0 and 1, so seeds 2 and up judge.
+Mbit/s. Intervals are over seeds (5; FULL=1: 10), which draw halves, weights and batches. Times are
+to a seed's final accuracy of all-reduce less 0.5 points; it has converged where it stays above. The
+static oracle is the fastest in hindsight. Constants are of other nets and data, but the floor of
+the ratio was raised after digits' seeds 0 and 1, so seeds 2 and up judge.
 """
 
 import json
@@ -26,23 +24,21 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import IO, Any, Final, Self
 
-from harness import OUT, student, write_result
+from harness import FULL, OUT, run_parts, student
 from netsense_worker import BATCH, OURS
 
 RANKS: Final = 8
-STEPS: Final = OUT / "netsense-steps.json"
 WORKER: Final = Path(__file__).with_name("netsense_worker.py")
 RATES: Final = (200, 500, 800)
 #: The digits' net has 89,546 parameters; the paper's ResNet-18 46.2 MB.
 SCALE: Final = 4 * 89_546 / 46.2e6
-SEEDS: Final = range(2, 12 if os.environ.get("FULL") else 7)
+SEEDS: Final = range(2, 12 if FULL else 7)
 RIVALS: Final = ("allreduce", "topk-0.1", "topk-0.005", "fp16")
 STATIC: Final = (*RIVALS, "static-0.01", "static-0.03", "static-0.1")
 #: Steps of a training on digits, 20 epochs, and between tests.
@@ -99,12 +95,12 @@ class Network:
                     rate = f"{1e3 * mbit_per_s:.0f}kbit burst {sizes[0]:.0f} limit {sizes[1]:.0f}"
                     _run(f"tc -n {at} qdisc add dev {device} root tbf rate {rate}")
 
-    def start(self, rank: int, options: str, **more: Any) -> subprocess.Popen[bytes]:
+    def start(self, rank: int, told: Mapping[str, Any], **more: Any) -> subprocess.Popen[bytes]:
         """A worker in the namespace of a rank."""
         path = f"{WORKER.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         settings = {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         command = ["ip", "netns", "exec", self.nodes[rank], sys.executable, "-P", str(WORKER)]
-        command += options.split()
+        command.append(json.dumps(told))
         self._started.append(subprocess.Popen(command, env=os.environ | settings, **more))
         return self._started[-1]
 
@@ -120,11 +116,11 @@ class Job:
     """The workers, one in each namespace; they do phase after phase."""
 
     def __init__(self, network: Network, log: IO[bytes]) -> None:
-        common = f"--ranks {RANKS} --master tcp://{network.address(0)}:29511 --rank"
+        common = {"ranks": RANKS, "master": f"tcp://{network.address(0)}:29511"}
         ends: list[Any] = [{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}]
         ends += [{"stdin": subprocess.DEVNULL, "stdout": log}] * (RANKS - 1)
         self._workers = [
-            network.start(rank, f"{common} {rank}", stderr=log, **end)
+            network.start(rank, common | {"rank": rank}, stderr=log, **end)
             for rank, end in enumerate(ends)
         ]
 
@@ -149,141 +145,101 @@ Kept = dict[str, Any]
 Many = Sequence[float]
 
 
-def accuracy(_: Network, job: Job) -> Kept:
-    """By method: the tests of each seed's training."""
-    return {m: [_train(job, m, seed) for seed in SEEDS] for m in STATIC}
+def digits(network: Network, job: Job) -> Kept:
+    """Of trainings on digits, by method, or method and rate."""
 
+    def train(method: str, seed: int) -> list[dict[str, Any]]:
+        steps, every = TRAINING
+        phase = {"model": "digits", "schedule": steps, "test_every": every}
+        return job.run(method=method, seed=seed, steps=steps, **phase)
 
-def _train(job: Job, method: str, seed: int) -> list[dict[str, Any]]:
-    steps, every = TRAINING
-    phase = {"model": "digits", "schedule": steps, "test_every": every}
-    return job.run(method=method, seed=seed, steps=steps, **phase)
-
-
-def _scaled(network: Network) -> Iterator[str]:
-    for rate in RATES:
-        network.shape(rate * SCALE)
-        yield str(rate)
-
-
-def rates(network: Network, job: Job) -> Kept:
-    """By rate and method: a few steps."""
-    few = {"model": "digits", "steps": TIMED[0]}
-    return {r: {m: job.run(method=m, **few) for m in STATIC} for r in _scaled(network)}
-
-
-def adaptive(network: Network, job: Job) -> Kept:
-    """By rate: each seed's training."""
-    return {r: [_train(job, OURS, seed) for seed in SEEDS] for r in _scaled(network)}
+    network.shape(None)
+    static: Kept = {m: [train(m, seed) for seed in SEEDS] for m in STATIC}
+    timed, ours = dict[str, Kept](), dict[str, list[Steps]]()
+    for rate in map(str, RATES):
+        network.shape(int(rate) * SCALE)
+        few = {"model": "digits", "steps": TIMED[0]}
+        timed[rate] = {m: job.run(method=m, **few) for m in STATIC}
+        ours[rate] = [train(OURS, seed) for seed in SEEDS]
+    return of_digits(static, timed, ours)
 
 
 def throughput(network: Network, job: Job) -> Kept:
-    """By rate and method: a few steps."""
+    """Of a few steps by rate and method."""
     found: Kept = {}
     for rate in (*RATES, None):
         network.shape(rate)
         runs = dict.fromkeys((*RIVALS, "static-0.01"), TIMED[0]) | {OURS: ADAPTIVE[0]}
-        found[str(rate)] = {m: job.run(model="wide", method=m, steps=n) for m, n in runs.items()}
+        steps = {m: job.run(model="wide", method=m, steps=n) for m, n in runs.items()}
+        late = {m: s[-(ADAPTIVE if m == OURS else TIMED)[1] :] for m, s in steps.items()}
+        at, times = rate or "unshaped", {m: median_of("seconds", s) for m, s in late.items()}
+        for method, its in times.items():
+            found[f"wide_samples_per_s_{method}_{at}"] = RANKS * BATCH / its
+            found[f"wide_over_{method}_{at}"] = its / times[OURS]
+            found[f"wide_lost_{method}_{at}"] = fmean(step["lost"] for step in late[method])
+        found[f"wide_ratio_{at}"] = median_of("ratio", late[OURS])
     return found
 
 
 def changing(network: Network, job: Job) -> Kept:
-    """The steps of each level of one training that goes on, and those beside a competitor."""
-    found: Kept = {"degrading": [], "competitor": {}}
+    """Of each level of one training that goes on, and of steps beside a competitor."""
+    found: Kept = {}
     for level, rate in enumerate(DEGRADING):
         network.shape(rate, range(RANKS))
         told = job.run(model="wide", method=OURS, steps=LEVEL_STEPS, keep=level > 0)
-        found["degrading"].append(told)
+        found[f"degrading_ratio_{rate}"] = median_of("ratio", told[-12:])
+        found[f"degrading_settled_{rate}"] = settled_after([step["ratio"] for step in told])
     network.shape(500)
     for method in (OURS, "allreduce", "topk-0.1"):
-        steps: list[Any] = []
+        late: dict[str, list[Any]] = {"quiet": [], "beside": []}
         for turn in range(4):
-            with competitor(network, quiet=turn % 2 == 0):
-                steps += [job.run(model="wide", method=method, steps=TURN_STEPS, keep=turn > 0)]
-        found["competitor"][method] = steps
+            # One stream of TCP from the first to the second slow link, in place of iperf3.
+            stream = {"to": network.address(1)}
+            ends = (1, 0) if turn % 2 else ()
+            beside = [network.start(end, stream | {"is_sink": end == 1}) for end in ends]
+            told = job.run(model="wide", method=method, steps=TURN_STEPS, keep=turn > 0)
+            late["beside" if beside else "quiet"] += told[-TIMED[1] :]
+            for process in beside:
+                process.kill()
+        for name, steps in late.items():
+            found[f"competitor_step_s_{method}_{name}"] = median_of("seconds", steps)
     return found
 
 
-@contextmanager
-def competitor(network: Network, *, quiet: bool) -> Iterator[None]:
-    """One stream of TCP from the first to the second of the slow links, in place of iperf3."""
-    ends = () if quiet else ((1, "--sink"), (0, "--flood"))
-    processes = [network.start(rank, f"{flag} {network.address(1)}") for rank, flag in ends]
-    yield
-    for process in processes:
-        process.kill()
-
-
-PARTS: Final = {each.__name__: each for each in (accuracy, rates, adaptive, throughput, changing)}
-
-
-def figures_of(kept: Mapping[str, Any]) -> Kept:
-    """All figures that the parts in `kept` allow."""
-    told = {name: each["steps"] for name, each in kept.items()}
-    found: Kept = {"workers": RANKS, "batch_per_worker": BATCH, "steps": TRAINING[0]}
-    found |= {f"minutes_{name}": each["minutes"] for name, each in kept.items()}
-    if "accuracy" in told:
-        found |= _accuracies(told["accuracy"], told.get("rates", {}), told.get("adaptive", {}))
-    for rate, methods in told.get("throughput", {}).items():
-        found |= _throughput("unshaped" if rate == "None" else rate, methods)
-    for rate, steps in zip(DEGRADING, told.get("changing", {}).get("degrading", []), strict=False):
-        ratios, seconds = ([float(step[n]) for step in steps] for n in ("ratio", "seconds"))
-        found[f"degrading_ratio_{rate}"] = median(ratios[-12:])
-        found[f"degrading_settled_{rate}"] = settled_after(ratios)
-        found[f"degrading_samples_per_s_{rate}"] = RANKS * BATCH / median(seconds[-12:])
-    for method, turns in told.get("changing", {}).get("competitor", {}).items():
-        for name, parts in (("quiet", turns[::2]), ("beside", turns[1::2])):
-            seconds = [float(step["seconds"]) for part in parts for step in part[-TIMED[1] :]]
-            found[f"competitor_step_s_{method}_{name}"] = median(seconds)
-    return found
+def median_of(name: str, steps: Steps) -> float:
+    """Of what steps said."""
+    return median(float(step[name]) for step in steps)
 
 
 def _curve(tests: Steps) -> list[tuple[int, float]]:
     return [(step["step"], 100.0 * step["accuracy"]) for step in tests if "accuracy" in step]
 
 
-def _accuracies(static: Kept, timed: Kept, ours: Kept) -> Kept:
-    """Of trainings on digits, by method, or method and rate."""
-    runs: dict[str, tuple[list[Steps], dict[str, list[float]]]] = {}
-    for method, trained in static.items():
-        times = {r: each[method] for r, each in timed.items()}
-        step_s = {r: median(s["seconds"] for s in each[-TIMED[1] :]) for r, each in times.items()}
-        runs[method] = trained, {r: [s] * TRAINING[0] for r, s in step_s.items()}
+def of_digits(static: Kept, timed: Mapping[str, Kept], ours: Kept) -> Kept:
+    """Figures of the steps of trainings by method, of few by rate and method, of ours by rate."""
     dense = [_curve(tests)[-1][1] for tests in static["allreduce"]]
     targets = [each - 0.5 for each in dense]
-    known = {"methods": [*static], "rates": [*map(int, ours)]}
-    found: Kept = {"seeds": len(dense), "target_accuracy": fmean(targets), **known}
-    reached: dict[str, dict[str, float]] = {}
-    for method, (trained, step_s) in runs.items():
-        found |= _finals(method, trained, dense)
-        for rate, seconds in step_s.items():
-            told = _times(f"{method}_{rate}", trained, [seconds] * len(trained), targets)
-            reached.setdefault(rate, {})[method] = float(told[f"tta_s_{method}_{rate}"] or 1e9)
-            found |= told
+    found: Kept = {"workers": RANKS, "steps": TRAINING[0], "seeds": len(dense)}
+    found |= {"methods": [*static], "rates": [*map(int, ours)], "target_accuracy": fmean(targets)}
+    for name, trained in {**static, **{f"{OURS}_{rate}": of for rate, of in ours.items()}}.items():
+        finals = [_curve(tests)[-1][1] for tests in trained]
+        gaps = [of_dense - final for of_dense, final in zip(dense, finals, strict=False)]
+        found |= student(finals, f"accuracy_{name}") | student(gaps, f"gap_points_{name}")
     for rate, trained in ours.items():
-        name = f"{OURS}_{rate}"
-        found |= _finals(name, trained, dense)
         took = [[step["seconds"] for step in tests] for tests in trained]
-        found |= _times(name, trained, took, targets)
+        found |= _times(f"{OURS}_{rate}", trained, took, targets)
         found[f"ratio_{rate}"] = median(s["ratio"] for tests in trained for s in tests[-100:])
-        found[f"steps_with_loss_{rate}"] = fmean(s["lost"] > 0 for t in trained for s in t)
-        found[f"settled_{rate}"] = median(
-            settled_after([s["ratio"] for s in t[:LEVEL_STEPS]]) or LEVEL_STEPS for t in trained
-        )
-        mine = float(found[f"tta_s_{name}"] or 1e9)
-        for rival, its in reached.get(rate, {}).items():
-            found[f"tta_over_{rival}_{rate}"] = its / mine if its < 1e9 > mine else None
-        if rate in reached:
-            best, name = min((its, method) for method, its in reached[rate].items())
-            found[f"oracle_{rate}"] = name
-            found[f"oracle_over_{OURS}_{rate}"] = mine / best if mine < 1e9 else None
+    for rate, of_method in timed.items():
+        for method, steps in of_method.items():
+            step_s = median_of("seconds", steps[-TIMED[1] :])
+            took = [[step_s] * TRAINING[0]] * len(dense)
+            found |= _times(f"{method}_{rate}", static[method], took, targets)
+        reached = {method: found[f"tta_s_{method}_{rate}"] or 1e9 for method in of_method}
+        found[f"oracle_{rate}"] = min((its, method) for method, its in reached.items())[1]
+        mine = found.get(f"tta_s_{OURS}_{rate}") or 1e9
+        for method, its in reached.items():
+            found[f"tta_over_{method}_{rate}"] = its / mine if its < 1e9 > mine else None
     return found
-
-
-def _finals(name: str, trained: Sequence[Steps], dense: Sequence[float]) -> Kept:
-    finals = [_curve(tests)[-1][1] for tests in trained]
-    gaps = [of_dense - final for of_dense, final in zip(dense, finals, strict=False)]
-    return {**student(finals, f"accuracy_{name}"), **student(gaps, f"gap_points_{name}")}
 
 
 def _times(name: str, trained: Sequence[Steps], seconds: Sequence[Many], targets: Many) -> Kept:
@@ -291,28 +247,15 @@ def _times(name: str, trained: Sequence[Steps], seconds: Sequence[Many], targets
     firsts, lasts = [], []
     for tests, took, target in zip(trained, seconds, targets, strict=True):
         curve = [(sum(took[:step]), value >= target) for step, value in _curve(tests)]
-        firsts.append(next((at for at, above in curve if above), None))
+        firsts += [at for at, above in curve if above][:1]
         below = [i for i, (_, above) in enumerate(curve) if not above]
-        stays = below[-1] + 1 if below else 0
-        lasts.append(curve[stays][0] if stays < len(curve) else None)
+        lasts += [at for at, _ in curve[below[-1] + 1 if below else 0 :]][:1]
     samples = [RANKS * BATCH * len(took) / sum(took) for took in seconds]
     found: Kept = {f"samples_per_s_{name}": fmean(samples)}
     for word, times in (("tta_s", firsts), ("convergence_s", lasts)):
-        known = [each for each in times if each is not None]
-        found[f"{word}_reached_{name}"] = len(known)
-        found |= student(known if len(known) == len(times) else [], f"{word}_{name}")
+        found[f"{word}_reached_{name}"] = len(times)
+        found |= student(times if len(times) == len(trained) else [], f"{word}_{name}")
     return found
-
-
-def _throughput(rate: str, methods: Mapping[str, Steps]) -> Kept:
-    late = {m: s[-(ADAPTIVE if m == OURS else TIMED)[1] :] for m, s in methods.items()}
-    times = {m: median(float(step["seconds"]) for step in steps) for m, steps in late.items()}
-    return {
-        **{f"wide_samples_per_s_{m}_{rate}": RANKS * BATCH / s for m, s in times.items()},
-        **{f"wide_over_{m}_{rate}": s / times[OURS] for m, s in times.items() if m != OURS},
-        **{f"wide_lost_{m}_{rate}": fmean(step["lost"] for step in s) for m, s in late.items()},
-        f"wide_ratio_{rate}": median(step["ratio"] for step in late[OURS]),
-    }
 
 
 def settled_after(ratios: Sequence[float]) -> int | None:
@@ -322,29 +265,17 @@ def settled_after(ratios: Sequence[float]) -> int | None:
     return next((i for i in range(len(inside)) if all(inside[i:])), None)
 
 
-def main(names: list[str]) -> None:
-    """Run what was asked for, keep it, and write the figures of all that there is."""
-    unknown = [name for name in names if name not in PARTS]
-    if unknown:
-        sys.exit(f"unknown part {unknown[0]}: choose from {', '.join(PARTS)}")
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    if missing or os.geteuid():
+def main() -> None:
+    """Run what was asked for: eight workers take long to start, so one job does all parts."""
+    if os.geteuid() or not (shutil.which("ip") and shutil.which("tc")):
         print("bench_netsense is skipped: it needs root, ip and tc")
         return
     OUT.mkdir(parents=True, exist_ok=True)
-    kept = json.loads(STEPS.read_text(encoding="utf-8")) if STEPS.exists() else {}
-    # Eight workers take long to start: one job does all parts.
     with (OUT / "netsense.log").open("wb") as to, Network() as network:
         job = Job(network, to)
-        for name in names or list(PARTS):
-            start = time.monotonic()
-            network.shape(None)
-            steps = PARTS[name](network, job)
-            kept[name] = {"steps": steps, "minutes": (time.monotonic() - start) / 60.0}
-            STEPS.write_text(json.dumps(kept), encoding="utf-8")
-            print(f"{name}: {kept[name]['minutes']:.1f} minutes", flush=True)
-    write_result("netsense", figures_of(kept))
+        parts = (digits, throughput, changing)
+        run_parts("netsense", {each.__name__: partial(each, network, job) for each in parts})
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -4,21 +4,18 @@
 
 Jobs play in PLACES; every 28 ms all task keys get a decision, in force 28 ms later. A *learned*
 policy is a network over the last calls of a key: surroundings do not depend on what is chosen, so
-the simulator tells what every config would have taken, and the network learns the time of each
-(Q-learning, gamma 0). Gains are shares of NCCL's communication time; connecting, 20 ms once, is
-left out. Intervals are Student's over seeds; bootstraps over pairs of machines, and over sizes.
+the simulator tells it what every config would have taken (Q-learning, gamma 0). Gains are shares of
+NCCL's communication time without connecting. Intervals are over seeds, machines, or sizes.
 
 * history: 0 to 16 past calls (section 5.4, figure 14), at the scenario's noise of a call (3 %) and
   at ten times that; and how many seeds would tell two lengths apart.
 * rivals: robust MPC over the belief (section 2; Yin et al. 2015), MPC, a threshold rule, a table,
-  the learned policy, an oracle as late; rules are set on other seeds. At b300 decisions are 0 to
-  100 ms late, too (section 5.5: within 3.5 % at 100 ms).
+  an oracle as late; rules are set on other seeds. At b300 up to 100 ms late, too (5.5).
 * weights: lambda_switch and lambda_cong of the proposal's reward, by search on other seeds.
 * machines: a machine's table on another, after 0 to 40 probes, against a whole sweep of that other
-  (section 5.3: 1.6 to 10.8 %); and the simulator's choices on published repeats.
+  (section 5.3); and the simulator's choices on published repeats.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,11 +26,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import torch
-from harness import Figures, parallel, run_parts, student
+from harness import FULL, Figures, parallel, run_parts, student
 from judge_worlds import DISTINCT
 from learning_belief import mean_of, with_interval
-from learning_sweeps import cells, on_repeats, transferred
-from sweeps import public_tables
+from learning_sweeps import cells, on_repeats, public_tables, transferred
 from torch import nn
 
 from dynamiccl.belief import Belief, prior_of
@@ -49,7 +45,6 @@ from dynamiccl.train.environment import delay_calls
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-FULL: Final = bool(os.environ.get("FULL"))
 SEEDS: Final = 20 if FULL else 5
 #: System, shape, workloads, scenario, and the link that the scenario slows.
 PLACES: Final = {
@@ -92,15 +87,15 @@ class View:
 Choose = Callable[[View], Ints]
 
 
-def play(world: World, choose: Choose, seed: int, latency_ms: float = 28.0) -> tuple[Any, ...]:
-    """The share of NCCL's own time that is saved, changes in 1,000 calls, and all views."""
+def play(world: World, choose: Choose, seed: int, latency_ms: float = 28.0) -> Any:
+    """The share of NCCL's own time that is saved, and all views."""
     run, period, job = world.jobs(JOBS, seed), delay_calls(world), np.arange(JOBS)
     delay = 0 if not latency_ms else delay_calls(world, 1e3 * latency_ms)
     shape = JOBS, len(world.keys)
     in_force, waiting = np.zeros(shape, dtype=np.int64), deque[tuple[int, Ints]]()
     times, ran = np.full((*shape, MOST), np.nan), np.zeros((*shape, MOST), dtype=np.int64)
     truth, calls = np.full((*shape, len(world.configs)), np.nan), np.zeros(shape, dtype=np.int64)
-    total, usual, changes, views = 0.0, 0.0, 0, list[View]()
+    total, usual, views = 0.0, 0.0, list[View]()
     for call in range(ROUNDS * period):
         if call % period == 0:
             truth = np.where(calls[..., None] > 0, truth / np.maximum(calls, 1)[..., None], np.nan)
@@ -117,8 +112,7 @@ def play(world: World, choose: Choose, seed: int, latency_ms: float = 28.0) -> t
             kept[job, key, :-1] = kept[job, key, 1:]
             kept[job, key, -1] = new
         total, usual = total + done.true_us.sum(), usual + us[:, 0].sum()
-        changes += int(done.changed.sum())
-    return 1.0 - total / usual, 1e3 * changes / (ROUNDS * period * JOBS), views
+    return 1.0 - total / usual, views
 
 
 def oracle(view: View) -> Ints:
@@ -160,7 +154,7 @@ def learn(world: World, length: int, seed: int, switch: float = 0.0, cong: float
         return np.where(torch.rand(drawn.shape).numpy() < strays, drawn, choose(view) if net else 0)
 
     for episode in range(3):
-        *_, views = play(world, explore, 1000 * (seed + 1) + episode)
+        _, views = play(world, explore, 1000 * (seed + 1) + episode)
         # Decided at one view, in force in the next round, whose times the view after has.
         for before, now, after in zip(views, views[1:], views[2:], strict=False):
             slow = np.maximum(after.truth - quiet, 0.0)
@@ -280,10 +274,10 @@ def rival_rows(place: str, seed: int, latencies_ms: Sequence[float]) -> dict[str
     }
 
 
-def trained(place: str, seed: int, noise: float, length: int, *weights: float) -> Any:
-    """A learned policy's gain, and its changes in 1,000 calls."""
+def trained(place: str, seed: int, noise: float, length: int, *weights: float) -> float:
+    """A learned policy's gain."""
     world = world_of(place, noise)
-    return play(world, learn(world, length, seed, *weights), seed)[:2]
+    return float(play(world, learn(world, length, seed, *weights), seed)[0])
 
 
 def history() -> Figures:
@@ -291,11 +285,11 @@ def history() -> Figures:
     jobs = [("b300", s, z, n) for z in NOISES for n in LENGTHS for s in range(SEEDS)]
     found, figures = dict(parallel(trained, jobs)), Figures(seeds=SEEDS)
     for noise in NOISES:
-        of = {n: [found["b300", s, noise, n][0] for s in range(SEEDS)] for n in LENGTHS}
+        of = {n: [found["b300", s, noise, n] for s in range(SEEDS)] for n in LENGTHS}
         before = f"history_{100 * noise:.0f}"
         for length, gains in of.items():
             figures |= student(gains, f"{before}_{length}")
-        for less, more in ((0, 1), (1, 8), (2, 8), (4, 8), (8, 16)):
+        for less, more in ((1, 8), (4, 8), (8, 16)):
             name, apart = f"{before}_{more}_over_{less}", np.subtract(of[more], of[less])
             figures |= student(apart.tolist(), name)
             needed = (1.96 + 0.84) ** 2 * apart.var(ddof=1) / (apart.mean() ** 2 + 1e-12)
@@ -322,13 +316,12 @@ def weights() -> Figures:
     jobs: list[Any] = [(p, PILOT, NOISES[0], 8, *w) for p in PLACES for w in pairs]
     tried, figures = dict(parallel(trained, jobs)), Figures(weights_seeds=SEEDS)
     for place in PLACES:
-        best = max((tried[place, PILOT, NOISES[0], 8, *w][0], w) for w in pairs)[1]
+        best = max((tried[place, PILOT, NOISES[0], 8, *w], w) for w in pairs)[1]
         figures |= {f"weights_{place}_switch": best[0], f"weights_{place}_cong": best[1]}
         jobs = [(place, s, NOISES[0], 8, *w) for w in (pairs[0], best) for s in range(SEEDS)]
         found = dict(parallel(trained, list(dict.fromkeys(jobs))))
-        without, chosen = np.array([found[job] for job in jobs]).reshape(2, SEEDS, 2)
-        figures |= student((chosen - without)[:, 0].tolist(), f"weights_{place}_more")
-        figures |= student((chosen - without)[:, 1].tolist(), f"weights_{place}_changes")
+        without, chosen = np.array([found[job] for job in jobs]).reshape(2, SEEDS)
+        figures |= student((chosen - without).tolist(), f"weights_{place}_more")
     return figures
 
 

@@ -2,31 +2,18 @@
 
     python benchmarks/bench_plugin.py
 
-The tuner of a job:
-
-`getcollinfo_*`: one getCollInfo, the time that every collective pays on the host. A full table
-(every size bin, five collectives, all kinds of decisions) is asked random questions by a C++
-program, in batches of 64; p50 and p99 are over 20,000 batches of the mean time of a call, since one
-call is as short as reading the clock. The baseline is the same function pointer with a communicator
-that abstains for good.
+`getcollinfo_*`: one getCollInfo, which every collective pays on the host. A table of all size bins,
+a quarter of them NCCL's own, is asked random questions by a C++ program; p50 and p99 are over
+20,000 batches of 64, since one call is as short as reading the clock. The baseline is a function
+that abstains for good; `adaptive_getcollinfo_*` is that of mode adaptive's library.
 `rss_table_mib`: by how much loading it and agreeing on one communicator makes the private pages of
-a process grow (/proc/self/smaps_rollup). `job_threads`, `wakeups_per_s`: other threads of that
-process, and how often they wake up in three steady seconds. `word_8_ranks_ms`: from the last rank's
-entry into `init` to the last one's return, the library loaded, 8 processes, the median of 200
-communicators; `word_2000_ranks_ms`, a stress test: 2,000 ranks as threads of four processes, the
-median of 3. `tcp_16_ranks_ms` (median of 50), `tcp_1000_ranks_ms` (threads of four processes): the
-same by an arbiter over the loopback, `tcp_10000_ranks_ms` once, with the memory of the arbiter's
-larger process (`tcp_10000_arbiter_mib`). `tuner_lines`: of every source and header that its
-dependency files name, but generated ones; `tuner_code_lines`: without comments and empty lines.
-
-The library of mode adaptive:
-
-`adaptive_getcollinfo_*`: as above, of one rank of two. `adaptive_lines`, `adaptive_code_lines`: of
-what it has beyond the tuner's lines and the recorder's. `stop_8_ranks_ms`: how long the calls of a
-rank's process wait at one stop, the mean over a job of play_job (8 processes, 700 calls a second)
-by the leader's counters: the others have to come, on this machine's processors.
-
-`record_*`: one recorded call, as bench.cpp says. Writes out/bench/plugin.json.
+a process grow. `job_threads`, `wakeups_per_s`: other threads of that process, and how often they
+wake up in three steady seconds. `word_8_ranks_ms`: from the last rank's entry into `init` to the
+last one's return, the median of 200 communicators; `word_2000_ranks_ms`, a stress test: ranks are
+threads of four processes. `tcp_*`: the same by an arbiter over the loopback, at 10,000 ranks once,
+with the memory of the arbiter's larger process. `tuner_lines`: of every source and header that its
+dependency files name, but generated ones; `adaptive_lines`: of what mode adaptive has beyond those
+and the recorder's; `_code_lines`: without comments and empty lines. `record_*`: one recorded call.
 """
 
 import json
@@ -37,7 +24,8 @@ import statistics
 import subprocess
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -46,39 +34,34 @@ import numpy as np
 from harness import write_result
 
 from dynamiccl.libraries import ADAPTIVE_NAME, PROFILER_NAME, TUNER_NAME
-from dynamiccl.nccl import VALID_PROTOCOLS, Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.artifact import PluginIndex
 from dynamiccl.serve.build import SOURCE_DIR, build_plugin, find_tool
-from dynamiccl.serve.table import MAX_BINS, DecisionTable
+from dynamiccl.serve.table import MAX_BINS
 from tests.serve.abi import prepared_environment, write_bare_artifact
 from tests.serve.brains import HintPolicy, make_artifact
 from tests.serve.jobs.arbiter import Arbiter
 from tests.serve.jobs.play import play
-from tests.serve.jobs.setting import fingerprint, make_setting
+from tests.serve.jobs.setting import KEY, fingerprint, make_setting
+from tests.serve.tables import random_table
 
 NUM_RANKS: Final = 16
-US_PER_MS: Final = 1000
 KIB_PER_MIB: Final = 1024
+#: Longer than any vote here.
+ARBITER_MS: Final = 30_000
 SYSTEM = "bench"
 #: Written by tests.vocabulary.
 GENERATED: Final = "vocabulary.h"
 #: Targets of CMakeLists.txt that the tuner of a job is linked of (`set(thin ...)`).
 TUNER_PARTS: Final = ("table", "communicator", "thin_parts", "nccl-tuner-dynamiccl")
-RECORDER_PARTS: Final = ("recorder_parts",)
 ADAPTIVE_PARTS: Final = ("nccl-tuner-dynamiccl-adaptive",)
-
-
-def full_table(num_nodes: int) -> DecisionTable:
-    """Every bin acts, with a random Config of those that NCCL has for the collective."""
-    random = np.random.default_rng(1)
-    rows = []
-    for collective in (c for c in Collective if c.tunable):
-        choices: list[Config | None] = [Config(num_channels=8)]
-        for algorithm, protocols in VALID_PROTOCOLS[collective].items():
-            choices += [Config(algorithm, protocol, 8) for protocol in sorted(protocols)]
-            choices.append(Config(algorithm))
-        rows.append([choices[i] for i in random.integers(len(choices), size=MAX_BINS)])
-    return DecisionTable.from_configs(rows, num_nodes=num_nodes, num_ranks=NUM_RANKS)
+#: By what ranks agree, how many, in how many processes, and how often.
+VOTES: Final = (
+    ("word", 8, 8, 200),
+    ("word", 2000, 4, 3),
+    ("tcp", 16, 16, 50),
+    ("tcp", 1000, 4, 3),
+    ("tcp", 10_000, 8, 1),
+)
 
 
 def figures_of(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
@@ -91,69 +74,63 @@ def figures_of(command: list[str], environment: dict[str, str]) -> dict[str, Any
     return figures
 
 
-def uniform_table(num_ranks: int) -> DecisionTable:
-    """Every bin has one Config."""
-    rows = [[Config(Algorithm.Ring, Protocol.Simple, 8)] * MAX_BINS] * 5
-    return DecisionTable.from_configs(rows, num_nodes=1, num_ranks=num_ranks)
-
-
-def measure_tuner(build_dir: Path) -> dict[str, float]:
-    """Figures of the tuner of a job."""
+def measure_calls(build_dir: Path) -> dict[str, float]:
+    """One call of getCollInfo of both libraries, and what the tuner makes a process pay."""
+    program = str(build_dir / "bench")
     with tempfile.TemporaryDirectory() as folder:
-        full = tuner_environment(Path(folder) / "full", full_table(1))
-        figures = figures_of(
-            [str(build_dir / "bench"), str(build_dir / TUNER_NAME), str(NUM_RANKS)], full
-        )
-        for way, ranks, processes, rounds in (
-            ("word", 8, 8, 200),
-            ("word", 2000, 4, 3),
-            ("tcp", 16, 16, 50),
-            ("tcp", 1000, 4, 3),
-            ("tcp", 10_000, 8, 1),
-        ):
-            environment = tuner_environment(Path(folder) / f"{way}-{ranks}", uniform_table(ranks))
-            if way == "tcp":
-                environment |= start_arbiter(build_dir, environment)
-            command = [str(build_dir / "init_ranks"), str(build_dir / TUNER_NAME)]
-            command += ["--ranks", str(ranks), "--processes", str(processes)]
-            made = figures_of([*command, "--rounds", str(rounds)], environment)
-            if made["tables"] != ranks * rounds:
-                raise RuntimeError(f"{made['tables']} of {ranks * rounds} ranks got the table")
-            figures[f"{way}_{ranks}_ranks_ms"] = statistics.median(made["ms"])
-        figures["tcp_10000_arbiter_mib"] = peak_mib(f"DYNAMICCL_KEY={environment['DYNAMICCL_KEY']}")
+        environment = environment_of(Path(folder) / "full", NUM_RANKS)
+        command = [program, str(build_dir / TUNER_NAME), str(NUM_RANKS)]
+        figures = figures_of(command, environment)
+        environment = environment_of(Path(folder) / "adaptive", 2)
+        with arbiter_of(build_dir, environment) as arbiter:
+            command = [program, str(build_dir / ADAPTIVE_NAME), "2"]
+            told = figures_of(command, environment | by(arbiter))
+    for name in ("getcollinfo_p50_ns", "getcollinfo_p99_ns"):
+        figures[f"adaptive_{name}"] = told[name]
     return figures
 
 
-def peak_mib(mark: str) -> float:
-    """The most memory that a process of an arbiter has had, which knows `mark`."""
-    peaks_kib = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
-            if mark.encode() in (folder / "environ").read_bytes():
-                status = (folder / "status").read_text(encoding="utf-8")
-                peaks_kib += [int(kib) for kib in re.findall(r"VmHWM:\s+(\d+) kB", status)]
-    return max(peaks_kib) / KIB_PER_MIB
+def measure_votes(build_dir: Path) -> dict[str, float]:
+    """How long ranks take to agree on a table, and the memory of the last arbiter's processes."""
+    figures: dict[str, float] = {}
+    for way, ranks, processes, rounds in VOTES:
+        command = [str(build_dir / "init_ranks"), str(build_dir / TUNER_NAME)]
+        command += ["--ranks", str(ranks), "--processes", str(processes), "--rounds", str(rounds)]
+        with tempfile.TemporaryDirectory() as folder:
+            environment = environment_of(Path(folder) / "artifact", ranks)
+            with arbiter_of(build_dir, environment) as arbiter:
+                made = figures_of(command, environment | (by(arbiter) if way == "tcp" else {}))
+                peaks_kib = [peak_kib(pid) for pid in arbiter.processes()]
+        if made["tables"] != ranks * rounds:
+            raise RuntimeError(f"{made['tables']} of {ranks * rounds} ranks got the table")
+        figures[f"{way}_{ranks}_ranks_ms"] = statistics.median(made["ms"])
+    return figures | {"tcp_10000_arbiter_mib": max(peaks_kib) / KIB_PER_MIB}
 
 
-def tuner_environment(artifact: Path, table: DecisionTable) -> dict[str, str]:
+def environment_of(artifact: Path, num_ranks: int) -> dict[str, str]:
     """Environment of a rank with a one-table artifact, on a machine with NCCL 2.30.7."""
+    bins: dict[str, int] = {"first_bin": 0, "num_bins": MAX_BINS}
+    table = random_table(np.random.default_rng(1), num_ranks=num_ranks, **bins)
     write_bare_artifact(artifact, SYSTEM, table)
     job = {"DYNAMICCL_JOB": secrets.token_hex(8)}
     return job | prepared_environment(artifact, SYSTEM, 23007)
 
 
-def start_arbiter(build_dir: Path, job: dict[str, str]) -> dict[str, str]:
-    """Start the arbiter of a job, which ends with this process; returns its variables."""
-    key = {"DYNAMICCL_KEY": secrets.token_hex(16)}
-    started = subprocess.run(
-        [str(build_dir / "dynamiccl-arbiter"), "0", str(os.getpid())],
-        env=os.environ | key | job,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    address = f"127.0.0.1:{int(started.stdout)}"
-    return key | {"DYNAMICCL_ARBITER": address, "DYNAMICCL_WORD": "0"}
+def arbiter_of(build_dir: Path, environment: Mapping[str, str]) -> Arbiter:
+    """The arbiter of a job."""
+    program = [str(build_dir / "dynamiccl-arbiter")]
+    return Arbiter(program, environment["DYNAMICCL_JOB"], ARBITER_MS, environment)
+
+
+def by(arbiter: Arbiter) -> dict[str, str]:
+    """What ranks need to agree by it."""
+    return {"DYNAMICCL_ARBITER": arbiter.address, "DYNAMICCL_KEY": KEY, "DYNAMICCL_WORD": "0"}
+
+
+def peak_kib(pid: int) -> int:
+    """The most memory that a process has had."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    return int(status.partition("VmHWM:")[2].split()[0])
 
 
 def source_lines(build_dir: Path) -> dict[str, int]:
@@ -171,48 +148,15 @@ def source_lines(build_dir: Path) -> dict[str, int]:
             paths = {(build_dir / name.strip()).resolve() for name in needed}
             ours = {path for path in paths if path.is_relative_to(SOURCE_DIR)}
             files[part[1]] = files.get(part[1], set()) | ours
-    tuner, recorder, adaptive = (
-        set[Path]().union(*(files[part] for part in parts))
-        for parts in (TUNER_PARTS, RECORDER_PARTS, ADAPTIVE_PARTS)
-    )
+    tuner = set[Path]().union(*(files[part] for part in TUNER_PARTS))
+    added = set[Path]().union(*(files[part] for part in ADAPTIVE_PARTS))
     figures: dict[str, int] = {}
-    for name, own in (("tuner", tuner), ("adaptive", adaptive - tuner - recorder)):
+    for name, own in (("tuner", tuner), ("adaptive", added - tuner - files["recorder_parts"])):
         texts = [f.read_text(encoding="utf-8") for f in own if f.name != GENERATED]
         lines = [line.strip() for text in texts for line in text.splitlines()]
         code = [line for line in lines if line and not line.startswith("//")]
         figures |= {f"{name}_lines": len(lines), f"{name}_code_lines": len(code)}
     return figures
-
-
-def measure_adaptive(build_dir: Path) -> dict[str, float]:
-    """One call of getCollInfo of the library of mode adaptive, and one stop."""
-    library = str(build_dir / ADAPTIVE_NAME)
-    with tempfile.TemporaryDirectory() as folder:
-
-        def run(program: str, ranks: int, *options: str) -> dict[str, Any]:
-            environment = tuner_environment(Path(folder) / program, uniform_table(ranks))
-            environment |= {"DYNAMICCL_STOP_PERCENT": "100", "DYNAMICCL_METRICS_DIR": folder}
-            environment |= start_arbiter(build_dir, environment)
-            return figures_of([str(build_dir / program), library, *options], environment)
-
-        of_call = run("bench", 2, "2")
-        job = ("--ranks", "8", "--rate", "700", "--calls", "7000", "--release", "2.30")
-        played = run("play_job", 8, *job)
-        if played["disagreements"] or played["errors"]:
-            raise RuntimeError(f"{played['disagreements']} disagreements: see play_job")
-        told = counters_of(Path(folder))
-    return {
-        "adaptive_getcollinfo_p50_ns": of_call["getcollinfo_p50_ns"],
-        "adaptive_getcollinfo_p99_ns": of_call["getcollinfo_p99_ns"],
-        "stop_8_ranks_ms": told["waited_us"] / told["stops_agreed"] / US_PER_MS,
-    }
-
-
-def counters_of(folder: Path) -> dict[str, int]:
-    """The counters of the one leader that wrote there."""
-    [counters] = folder.glob("*.prom")
-    found = re.findall(r"^dynamiccl_(\w+)\{.*\} (\d+)$", counters.read_text(), re.MULTILINE)
-    return {name: int(value) for name, value in found}
 
 
 def build_for_tests() -> Path:
@@ -241,8 +185,7 @@ LEADER_JOB: Final[dict[str, Any]] = {"ranks": 8, "rate": 700, "calls": 42_000, "
 def measure_leader() -> dict[str, float | None]:
     """A minute's job of eight ranks: its table alone, in mode adaptive, and with a search as brain.
 
-    CPU time of the ranks by call, share of one core for arbiter, leader and brain, and of the time
-    that calls waited at stops.
+    CPU time of the ranks by call, and share of one core for arbiter, leader and brain.
     """
     build_dir, figures = build_for_tests(), dict[str, float | None]()
     for mode, settings in MODES.items():
@@ -254,9 +197,7 @@ def measure_leader() -> dict[str, float | None]:
             setting = replace(setting, artifact=artifact)
             ranks, arbiter = setting.environment() | KNOWN | settings, None
             if settings:
-                program = [str(build_dir / "dynamiccl-arbiter")]
-                leader = ranks | {"DYNAMICCL_METRICS_DIR": name}
-                arbiter = stack.enter_context(Arbiter(program, setting.job, 10_000, leader))
+                arbiter = stack.enter_context(arbiter_of(build_dir, ranks))
                 ranks |= setting.by_arbiter(arbiter.address) | KNOWN
             library = build_dir / (ADAPTIVE_NAME if arbiter else TUNER_NAME)
             before, began = os.times(), time.monotonic()
@@ -267,10 +208,7 @@ def measure_leader() -> dict[str, float | None]:
                 raise RuntimeError(f"the job did not play well: {job}")
             figures[f"leader_{mode}_ranks_us_a_call"] = 1e6 * own_s / job.calls
             if arbiter:
-                spent_s = sum(map(cpu_s, arbiter.processes()))
-                figures[f"leader_{mode}_core"] = spent_s / wall_s
-                waited_s = counters_of(folder)["waited_us"] / 1e6
-                figures[f"leader_{mode}_waited"] = waited_s / wall_s
+                figures[f"leader_{mode}_core"] = sum(map(cpu_s, arbiter.processes())) / wall_s
     return figures
 
 
@@ -283,9 +221,9 @@ def cpu_s(pid: int) -> float:
 def main() -> None:
     """Build, measure, write."""
     build_dir = build_for_tests()
-    figures: dict[str, float | int | str | None] = {
-        **measure_tuner(build_dir),
-        **measure_adaptive(build_dir),
+    figures: dict[str, float] = {
+        **measure_calls(build_dir),
+        **measure_votes(build_dir),
         **source_lines(build_dir),
         **figures_of([str(build_dir / "bench"), str(build_dir / PROFILER_NAME)], {}),
     }

@@ -5,15 +5,9 @@
 A made-up site: keys whose log times have t3 noise of robust sigma 0.02 to 0.5, and a second one
 whose noise is autocorrelated as well. On each a Trigger is trained and calibrated as
 `dynamiccl-train trigger` does it, for 0.5 false alarms in 100,000 calls, and so is the rival.
-Then fresh streams: 256 quiet calls that are known to be quiet, and from then on quiet calls, of
-which all alarms are false, or a slowdown that stays. Writes out/bench/trigger.json:
-
-    false_alarms_per_1e5, delay_1_5x_calls, delay_1_15x_calls      ours at sigma 0.1, medians
-    clipped_cusum_...                                              the same of the rival
-    sigma_S_... and clipped_cusum_sigma_S_...                      the same at other sigmas
-    autocorrelated_...                                             the second site, sigma 0.1
-
-null is a median delay of more than HORIZON calls.
+Then fresh streams: 256 calls that are known to be quiet, and from then on quiet calls, of which all
+alarms are false, or a slowdown that stays. `delay_*` are medians, null beyond HORIZON calls; names
+without a sigma are of 0.1.
 """
 
 from collections.abc import Callable
@@ -25,16 +19,10 @@ import numpy.typing as npt
 import torch
 from harness import write_result
 
+from dynamiccl.train import trigger_fit as fitting
 from dynamiccl.train.policy import script
 from dynamiccl.train.trigger import RUNGS, SMALLEST_SLOWDOWN, Detector, FloatArray
-from dynamiccl.train.trigger_fit import (
-    FALSE_ALARMS_PER_1E5,
-    Bools,
-    Series,
-    make_trigger,
-    peaks_of,
-    threshold_of,
-)
+from dynamiccl.train.trigger_fit import FALSE_ALARMS_PER_1E5, Bools, Series
 
 SIGMAS: Final = (0.02, 0.1, 0.5)
 MAIN: Final = 0.1
@@ -93,40 +81,33 @@ def alarms_of(module: Any, log_time: FloatArray) -> Bools:
     return np.array([detector.observe(streams, times)[0] != 0 for times in log_time])
 
 
-def delays_of(alarms: Bools, onset: int) -> npt.NDArray[np.float64]:
-    """Calls from `onset` (as 1) to the alarm, or infinite, of streams (T, N) not alarmed before."""
-    later = alarms[onset:, ~alarms[onset - 1]]
-    return np.where(later.any(axis=0), later.argmax(axis=0) + 1.0, np.inf)
+def streams_of(noise: Noise, sigma: float, random: np.random.Generator, *shape: int) -> FloatArray:
+    """Log times of streams (T, N), behind KNOWN calls."""
+    calls, width = shape
+    return noise(random, KNOWN + calls, width) * np.float32(sigma) + np.float32(5.0)
 
 
 def judge(detect: Detect, noise: Noise, sigma: float, rounds: int, seed: int) -> dict[str, Any]:
     """False alarms and delays of a detector on fresh streams."""
-    random = np.random.default_rng(seed)
-
-    def streams(calls: int, width: int) -> FloatArray:
-        return noise(random, KNOWN + calls, width) * np.float32(sigma) + np.float32(5.0)
-
+    streams = partial(streams_of, noise, sigma, np.random.default_rng(seed))
     quiet = [detect(streams(QUIET, WIDTH))[KNOWN:] for _ in range(rounds)]
     figures: dict[str, Any] = {
         "false_alarms_per_1e5": 1e5 * sum(map(count_onsets, quiet)) / np.size(quiet),
-        "false_alarm_calls_share": float(np.mean(quiet)),
         "quiet_calls": np.size(quiet),
     }
     for name, factor in FACTORS.items():
         slowed = streams(HORIZON, ONSETS)
         slowed[KNOWN:] += np.float32(np.log(factor))
-        found = delays_of(detect(slowed), KNOWN)
-        middle = float(np.median(found))
-        figures[f"delay_{name}_calls"] = middle if np.isfinite(middle) else None
-        figures[f"onsets_{name}"] = len(found)
+        alarms = detect(slowed)
+        # Calls from the onset (as 1) to the alarm, of streams that were not alarmed before.
+        later = alarms[KNOWN:, ~alarms[KNOWN - 1]]
+        middle = np.median(np.where(later.any(axis=0), later.argmax(axis=0) + 1.0, np.inf))
+        figures[f"delay_{name}_calls"] = float(middle) if np.isfinite(middle) else None
     return figures
 
 
-# --- the rival, which has its key's first KNOWN calls to learn what is quiet ---
-
-
 def clipped_cusum(log_time: FloatArray) -> Floats:
-    """The larger of two CUSUMs, by median and MAD of the known calls, clipped at 3; after these."""
+    """The larger of two CUSUMs after the known calls, whose median and MAD scale it; clipped."""
     middle = np.median(log_time[:KNOWN], axis=0)
     scale = np.median(np.abs(log_time[:KNOWN] - middle), axis=0) / _MAD
     # Half of the smallest slowdown, within what the Trigger has, too.
@@ -149,38 +130,29 @@ def alarms_of_cusum(log_time: FloatArray, threshold: float) -> Bools:
 
 def calibrated(noise: Noise, sigma: float, random: np.random.Generator) -> Detect:
     """The rival with its threshold for this noise."""
-    peaks = []
-    for _ in range(2):
-        log_time = noise(random, KNOWN + QUIET, WIDTH) * np.float32(sigma) + np.float32(5.0)
-        peaks.append(peaks_of(clipped_cusum(log_time)))
+    streams = partial(streams_of, noise, sigma, random)
+    peaks = [fitting.peaks_of(clipped_cusum(streams(QUIET, WIDTH))) for _ in range(2)]
     highest = np.sort(np.concatenate(peaks))[::-1]
-    threshold = threshold_of(highest, FALSE_ALARMS_PER_1E5 * 1e-5 * 2 * QUIET * WIDTH)
+    threshold = fitting.threshold_of(highest, FALSE_ALARMS_PER_1E5 * 1e-5 * 2 * QUIET * WIDTH)
     return partial(alarms_of_cusum, threshold=threshold)
 
 
 def main() -> None:
     """Train on both sites, judge, write."""
     torch.set_num_threads(1)
-    random = np.random.default_rng(0)
-    figures: dict[str, Any] = {
-        "wanted_false_alarms_per_1e5": FALSE_ALARMS_PER_1E5,
-        "robust_sigma": MAIN,
-    }
-
-    def judge_as(prefix: str, *told: Any) -> None:
-        figures.update({f"{prefix}{key}": each for key, each in judge(*told).items()})
-
-    for noise, site_name, sigmas in (
+    random, figures = np.random.default_rng(0), dict[str, Any]()
+    for noise, place, sigmas in (
         (t3_noise, "", SIGMAS),
         (autocorrelated_noise, "autocorrelated_", (MAIN,)),
     ):
-        ours = partial(alarms_of, script(make_trigger(site(noise, random))[0]))
+        ours = partial(alarms_of, script(fitting.make_trigger(site(noise, random))[0]))
         for sigma in sigmas:
             is_main = sigma == MAIN
             name, rounds = ("", ROUNDS) if is_main else (f"sigma_{sigma}_", 1)
-            judge_as(site_name + name, ours, noise, sigma, rounds, 1 if is_main else 2)
-            rival = calibrated(noise, sigma, random)
-            judge_as(f"{site_name}clipped_cusum_{name}", rival, noise, sigma, 1, 3)
+            found = judge(ours, noise, sigma, rounds, 1 if is_main else 2)
+            figures |= {f"{place}{name}{key}": each for key, each in found.items()}
+            found = judge(calibrated(noise, sigma, random), noise, sigma, 1, 3)
+            figures |= {f"{place}clipped_cusum_{name}{key}": each for key, each in found.items()}
     write_result("trigger", figures)
 
 

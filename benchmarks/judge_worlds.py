@@ -1,20 +1,14 @@
 """The judge's worlds: tables that a belief is tried on, by other laws than those it is drawn from.
 
-* `perturbed`: B300, GB10 and A100 with every time and bandwidth of the simulator's physics
-  multiplied by a log-normal factor of its own (sd `log 1.5`: about +-50 %).
-* `field`: H100 nodes, whose times are published curves and no formulas, every time multiplied by
-  exp of a smooth random field over size, nodes, ranks a node and channels, one for each
-  (collective, algorithm, protocol), sd 0.3 (random Fourier features of a Gaussian process, Rahimi
-  and Recht 2007).
+* `perturbed`: B300, GB10 and A100 with every number of the simulator's physics multiplied by a
+  log-normal factor of its own (sd `log 1.5`).
+* `field`: H100 nodes, whose times are published curves, multiplied by exp of a smooth random field
+  over size, nodes, ranks a node and channels, one for each (collective, algorithm, protocol), sd
+  0.3 (random Fourier features of a Gaussian process, Rahimi and Recht 2007).
 * `kinked`: one of these, and what no smooth law has: steps of a cell's time at a size and at a
   number of channels, single slow places, ripple, and sizes at which NCCL's own choice is far off.
-* `shipped_table`: the three systems as their files describe them.
-
-What was measured on real machines is `sweeps.public_tables`.
 
 NCCL's decisions and costs stay those of the unperturbed machine, and equal seeds give equal tables.
-Of the collectives only three are drawn: in the systems' files Broadcast is Reduce and AllGather is
-ReduceScatter to the last digit.
 """
 
 import math
@@ -26,48 +20,30 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
+from dynamiccl.simulator import systems
 from dynamiccl.simulator.system import Call, Group
-from dynamiccl.simulator.systems import (
-    LINK_NUMBERS,
-    Parameter,
-    ParametricSystem,
-    System,
-    SystemFile,
-    find_system,
-    system_file,
-)
+from dynamiccl.simulator.systems import Parameter, ParametricSystem, System, find_system
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 #: What is multiplied, of a cell; its shares and the overlap are no quantities of their own.
 PERTURBED: Final = (
-    "base_us",
-    "hop_us",
-    "net_hop_us",
-    "slice_us",
-    "turn_us",
-    "proxy_us",
-    "channel_gbytes_per_s",
-    "crowd_penalty",
-    "crowd_channels",
-    "small_penalty",
-    "small_bytes",
+    *("base_us", "hop_us", "net_hop_us", "slice_us", "turn_us", "proxy_us"),
+    *("channel_gbytes_per_s", "crowd_penalty", "crowd_channels", "small_penalty", "small_bytes"),
 )
 SIGMA: Final = math.log(1.5)
 FIELD_SIGMA: Final = 0.3
 _FEATURES: Final = 64
 #: Over how many octaves of size, nodes, ranks a node and channels the field changes.
 _LENGTHS: Final = np.array([4.0, 1.5, 1.5, 1.5])
-#: Those that differ from one another.
+#: In the systems' files Broadcast is Reduce and AllGather is ReduceScatter to the last digit.
 DISTINCT: Final = (Collective.AllReduce, Collective.AllGather, Collective.Broadcast)
 #: Half octaves from 1 KiB to 1 GiB, as exponents of 2 times two.
 _FIRST, _LAST = 20, 60
 _MIN_SIZES: Final = 18
 #: What a drawn list of channels is made of.
 _CHANNELS: Final = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
-
-
 #: By name: the simulated system, the groups that are drawn of it, of which the first is the shipped
 #: table's, and the channels of that table.
 _Machine = tuple[str, tuple[tuple[int, int], ...], tuple[int, ...]]
@@ -124,10 +100,15 @@ def judge_table(kind: str, seed: int) -> Table:
     collective = DISTINCT[random.integers(len(DISTINCT))]
     sizes = _drawn_sizes(random)
     known = find_system(system_name)
-    configs = _configs(known, group, collective, _drawn_channels(random, known, group))
+    # Three to six numbers of channels up to what a ring opens.
+    most = known.max_channels(group, Algorithm.Ring)
+    counts = [count for count in _CHANNELS if count <= most]
+    some = min(int(random.integers(3, 7)), len(counts))
+    channels = sorted(random.choice(counts, some, replace=False).tolist())
+    configs = _configs(known, group, collective, channels)
     system = perturbed(system_name, seed) if name in SHIPPED else known
     calls = [Call(group, collective, size) for size in sizes]
-    table, ran = _table(f"{kind} {collective.wire} #{seed}", kind, system, calls, configs)
+    table, ran = table_of(f"{kind} {collective.wire} #{seed}", kind, system, calls, configs)
     if name not in SHIPPED:
         table.log_time_us[:] += _fields(table, ran, seed)
     if how == "kinked":
@@ -142,7 +123,7 @@ def shipped_table(name: str, collective: Collective) -> Table:
     halves = range(_FIRST, _LAST + 1)
     calls = [Call(group, collective, int(2 ** (half / 2))) for half in halves]
     configs = _configs(system, group, collective, channels)
-    return _table(f"shipped {name} {collective.wire}", "shipped", system, calls, configs)[0]
+    return table_of(f"shipped {name} {collective.wire}", "shipped", system, calls, configs)[0]
 
 
 def small_sweep(
@@ -151,13 +132,11 @@ def small_sweep(
     """Measure a table as a small sweep does: even sizes, NCCL's own choice, some other configs.
 
     Returns (B,) sizes and (C,) configs of the table, ascending, ABSTAIN among them, and (B, C, 3)
-    ln us, nan where there is no such config. The noise is that of simulator/noise.py, drawn at
-    once: log-normal 2 %, a drift of 0.5 % common to a repeat, and one in fifty slow by a Pareto
-    factor of shape 2.5.
+    ln us, nan where there is no such config, with the noise of simulator/noise.py: log-normal 2 %,
+    a drift of 0.5 % common to a repeat, one in fifty slow by a Pareto factor of shape 2.5.
     """
     num_sizes, num_configs = table.log_time_us.shape
-    even = np.linspace(0, num_sizes - 1, min(sizes, num_sizes))
-    rows = np.round(even).astype(np.int64)
+    rows = np.linspace(0, num_sizes - 1, min(sizes, num_sizes)).round().astype(np.int64)
     others = 1 + random.permutation(num_configs - 1)[: configs - 1]
     columns = np.sort(np.concatenate([[0], others]))
     quiet = table.log_time_us[np.ix_(rows, columns)]
@@ -169,9 +148,6 @@ def small_sweep(
     return rows, columns, np.where(np.isfinite(measured), measured, np.nan)
 
 
-# --- drawing ---
-
-
 def _drawn_sizes(random: np.random.Generator) -> tuple[int, ...]:
     """At least _MIN_SIZES, at half or whole octaves, all between 1 KiB and 1 GiB."""
     step = int(random.integers(1, 3))
@@ -179,14 +155,6 @@ def _drawn_sizes(random: np.random.Generator) -> tuple[int, ...]:
     count = int(random.integers(_MIN_SIZES, most + 1))
     start = _FIRST + step * int(random.integers(0, most - count + 1))
     return tuple(int(2 ** (half / 2)) for half in range(start, start + step * count, step))
-
-
-def _drawn_channels(random: np.random.Generator, system: System, group: Group) -> tuple[int, ...]:
-    """Three to six numbers of channels up to what a ring opens."""
-    most = system.max_channels(group, Algorithm.Ring)
-    known = [count for count in _CHANNELS if count <= most]
-    count = min(int(random.integers(3, 7)), len(known))
-    return tuple(sorted(random.choice(known, count, replace=False).tolist()))
 
 
 def _configs(
@@ -199,7 +167,7 @@ def _configs(
 
 def perturbed(name: str, seed: int) -> ParametricSystem:
     """A built-in parametric system with randomly scaled physics, and its own decisions."""
-    file = system_file(name)
+    file = systems.system_file(name)
     random = np.random.default_rng((seed, *name.encode()))
 
     def moved(told: Parameter) -> Parameter:
@@ -210,20 +178,18 @@ def perturbed(name: str, seed: int) -> ParametricSystem:
         return table.model_copy(update={each: moved(getattr(table, each)) for each in names})
 
     cells = tuple(with_moved(cell, PERTURBED) for cell in file.cells)
-    links = with_moved(file.links, LINK_NUMBERS)
-    made: SystemFile = file.model_copy(update={"cells": cells, "links": links})
-    return ParametricSystem(made)
+    links = with_moved(file.links, systems.LINK_NUMBERS)
+    return ParametricSystem(file.model_copy(update={"cells": cells, "links": links}))
 
 
-def _table(
+def table_of(
     name: str, kind: str, system: System, calls: Sequence[Call], configs: tuple[Config, ...]
 ) -> tuple[Table, Ints]:
     """What a system makes of calls, and what runs: (S, A, 3), channels the last."""
+    choices = [[system.resolve(call, config) for config in configs] for call in calls]
     ran = np.array(
-        [
-            [(ran.algorithm, ran.protocol, ran.num_channels) for ran in runs]
-            for runs in ([system.resolve(call, config) for config in configs] for call in calls)
-        ]
+        [[(c.algorithm, c.protocol, c.num_channels) for c in row] for row in choices],
+        dtype=np.int64,
     )
     cells = ran[..., :2]
     costs = np.stack([system.cost_table(call) for call in calls]).astype(np.float64)
@@ -261,32 +227,29 @@ def _fields(table: Table, ran: Ints, seed: int) -> Floats:
 
 
 def _kinks(random: np.random.Generator, ran: Ints) -> Floats:
-    """(S, A) ln factors by what runs, (S, A, 3).
+    """(S, A) ln factors by what runs, (S, A, 3): configs that run the same stay equal.
 
     Each cell has up to two thresholds at sizes, of up to 20 % either way, and every other one a
     step of up to 10 % from some number of channels on. Up to 3 % of (size, cell) places, and as
     many of (size, cell, channels), are slow by 10 to 100 %; the rest ripples by up to 3 %. In two
     of three worlds NCCL's own choice takes 1.2 to 3 times as long over some sizes: either the cell
-    that it picks there does, whoever asks for it, or nothing but NCCL's own choice. But for that,
-    two configs that run the same stay equal.
+    that it picks there does, whoever asks for it, or nothing but NCCL's own choice.
     """
     num_sizes, num_configs, _ = ran.shape
     factors = np.zeros((num_sizes, num_configs))
     ripple, spiky = random.uniform(0.0, 0.03), random.uniform(0.0, 0.03)
 
-    def places(of: Ints) -> tuple[Ints, Ints]:
-        """What runs in each place as a number (S, A), and what there is, one each row."""
-        every, index = np.unique(of.reshape(-1, of.shape[-1]), axis=0, return_inverse=True)
-        return index.reshape(num_sizes, num_configs), every
+    def places(of: Ints) -> Ints:
+        """(S, A) what runs in each place, as a number."""
+        index = np.unique(of.reshape(-1, of.shape[-1]), axis=0, return_inverse=True)[1]
+        return index.reshape(num_sizes, num_configs)
 
     def spikes(count: int) -> Floats:
         is_slow = random.random((num_sizes, count)) < spiky
         return np.where(is_slow, np.log(random.uniform(1.1, 2.0, is_slow.shape)), 0.0)
 
-    cell, every_cell = places(ran[..., :2])
-    launch, every_launch = places(ran)
-    row = np.arange(num_sizes)[:, None]
-    for number in range(len(every_cell)):
+    cell, launch, row = places(ran[..., :2]), places(ran), np.arange(num_sizes)[:, None]
+    for number in range(cell.max() + 1):
         for _ in range(random.integers(0, 3)):
             start = random.integers(1, num_sizes)
             jump = math.log(random.uniform(0.8, 1.2))
@@ -296,8 +259,8 @@ def _kinks(random: np.random.Generator, ran: Ints) -> Floats:
             least = random.choice(counts[1:])
             jump = math.log(random.uniform(0.9, 1.1))
             factors += np.where((cell == number) & (ran[..., 2] >= least), jump, 0.0)
-    factors += spikes(len(every_cell))[row, cell]
-    of_launch = spikes(len(every_launch))
+    factors += spikes(cell.max() + 1)[row, cell]
+    of_launch = spikes(launch.max() + 1)
     of_launch += np.log1p(random.uniform(-ripple, ripple, of_launch.shape))
     factors += of_launch[row, launch]
     if random.random() < 2 / 3:

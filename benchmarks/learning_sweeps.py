@@ -1,69 +1,43 @@
 """What the belief makes of sweeps: whole ones, a user's small one, published ones, other shapes.
 
-* `sweep_figures`: of judge's worlds every other size is measured with all configs; or all sizes
-  with the noise of nodes in a cloud, where a rival, `pooled`, takes one config for all sizes; or
-  what a user measures (`judge_worlds.small_sweep`), of which octaves are left out in turn, too.
+* `sweep_figures`: of judge's worlds every other size is measured; or all, with the noise of nodes
+  in a cloud, where a rival, `pooled`, takes one config for all sizes; or what a user measures
+  (`judge_worlds.small_sweep`), of which octaves are left out in turn, too.
 * `public_figures`: published sweeps, each octave left out in turn; truth is the median.
-* `shape_figures`: ten group shapes of H100 nodes, two left out in each turn. A sweep of all is
-  noisy (three cycles), half of the sizes are no powers of two; judge is the sweep without noise.
+* `shape_figures`: ten group shapes of H100 nodes, two left out in each turn of a noisy sweep.
 * `transferred`, `on_repeats`: a table of another machine, and one of the simulator, on this one.
 
-Rival is `interpolated`, which acts by the same rule. Scores and intervals are those of
-learning_belief.py.
+Rival is `interpolated`, which acts by the same rule; scores and intervals are learning_belief's.
 """
 
 import tempfile
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import judge_worlds
+import learning_belief
 import numpy as np
 import polars as pl
-from harness import parallel
-from judge_worlds import (
-    DISTINCT,
-    KINDS,
-    SHIPPED,
-    Floats,
-    Ints,
-    Table,
-    judge_tables,
-    perturbed,
-    shipped_table,
-    small_sweep,
-)
-from learning_belief import (
-    Probes,
-    Row,
-    by,
-    by_worth,
-    grid_of,
-    in_parallel,
-    interpolated,
-    judged,
-    mean_of,
-    of,
-    ratio,
-    spread_out,
-    summed,
-    upper,
-    with_interval,
-)
-from sweeps import SWEEPS, Measured, public_tables
+from harness import COLLECTIVES, ROOT, parallel, simulated
+from judge_worlds import DISTINCT, Floats, Ints, Table, perturbed, small_sweep, table_of
+from learning_belief import Row, by, in_parallel, judged, mean_of, of, ratio, summed, with_interval
 
 from dynamiccl.belief import Belief, Bools, prior_of
-from dynamiccl.collect.simulated import simulate
-from dynamiccl.datasets.cells import task_grid, tuned
+from dynamiccl.collect.imports import ImportOptions, import_files
+from dynamiccl.datasets.cells import REPEAT_COLUMNS, task_grid, tuned, usable
+from dynamiccl.datasets.schema import DEFAULT_PROFILE, QUIET, REQUESTED_COLUMNS
 from dynamiccl.datasets.splits import Split, Splits
-from dynamiccl.datasets.store import read
+from dynamiccl.datasets.store import config_of, read
 from dynamiccl.drawn_worlds import Grid
+from dynamiccl.errors import OutputError
 from dynamiccl.evaluate.baselines import NCCL_DEFAULT, GradientBoosting, LearnedPolicy
-from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.repeats import cells_of
-from dynamiccl.simulator.record_jobs import all_configs
 from dynamiccl.simulator.scenario import find_scenario
-from dynamiccl.simulator.system import Group
+from dynamiccl.simulator.system import Call, Group
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WorkCall, Workload
 from dynamiccl.simulator.world import World
@@ -71,29 +45,33 @@ from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.recipe import make_recipe
 
+SAMPLE: Final = ROOT / "datasets" / "sample"
+#: A larger collection beside the project, where there is one; else the sample.
+SWEEPS: Final = ROOT.parent / "shared" / "data" / "sweeps"
+#: What makes two rows of a file be of one table: all but size, config, repeat and half. In place
+#: and out of place are two measurements of one task.
+_CIRCUMSTANCES: Final = (
+    *("file", "system", "gpu", "nccl_version", "collective", "num_nodes", "ranks_per_node"),
+    *("datatype", "launch_profile", "interference_kind", "interference_level"),
+)
 #: Draws of a small sweep, and by how much NCCL's own choice is off where there is something to
 #: gain.
 SWEEPS_DRAWN: Final = 10
 TO_GAIN: Final = 0.05
+#: By what of a small sweep is judged: names of the gain kept, and of the share of slower sizes.
+SMALL: Final = {
+    "measured": ("gain_kept", "share_worse"),
+    "left_out": ("left_out_kept", "left_out_share_worse"),
+    "near": ("near_kept", "near_share_worse"),
+}
 #: Ln of time: the noise of a call on a node in a cloud; and spreads that a pooled gain must exceed.
 NOISY: Final = 0.15
 _POOLED: Final = 2.0
-SHAPE_SWEEP: Final = """
-name = "{name}"
-system = "h100-ib-simulated"
-collectives = ["AllReduce", "AllGather", "ReduceScatter"]
-algorithms = ["Ring", "Tree", "NVLSTree"]
-groups = [{groups}]
-sizes = {{ min = "1K", max = "1G", steps_per_octave = 2 }}
-nccl_version = "2.27.5"
-cycles = {cycles}
-[simulator]
-seed = {seed}
-{noise}
-"""
 NO_NOISE: Final = "noise_sigma = 0.0\ntail_probability = 0.0\ndrift_sigma = 0.0"
 #: On nodes with fewer ranks the model's best is NCCL's default, everywhere.
 SHAPES: Final = [(nodes, ranks) for nodes in (2, 4, 8, 16, 32) for ranks in (4, 8)]
+#: Half of the sizes are no powers of two.
+SHAPE_SIZES: Final = '{ min = "1K", max = "1G", steps_per_octave = 2 }'
 #: Noisy sweeps of which two of ten shapes are left out in each turn.
 SHAPE_SEEDS: Final = 2
 #: The recipe of the belief.
@@ -103,42 +81,44 @@ LOOKS: Final = (0, 5, 10, 20, 40)
 
 
 def sweep_figures(count: int) -> dict[str, Any]:
-    """Whole sweeps of every other size of `count` worlds; and small sweeps."""
-    tables = judge_tables(count, 0)
-    grids = in_parallel(_whole_sweep, [(table, i) for i, table in enumerate(tables)])
-    ours, rival = (of(grids, choose=each) for each in ("belief", "interpolated"))
-    figures: dict[str, Any] = {
-        "grid_worlds": count,
-        "grid_share_worse": upper(ours, "acts"),
-        "grid_share_worse_all": upper(ours, "sizes"),
-        **with_interval("grid_mean_regret", ours, mean_of("regret")),
-        **with_interval("grid_gain_kept", ours, ratio("gain", "possible")),
-        **with_interval("grid_interpolated_mean_regret", rival, mean_of("regret")),
-        **with_interval("grid_interpolated_share_worse", rival, ratio("worse", "acts")),
-    }
-    noisy = in_parallel(_noisy_sweep, [(table, i) for i, table in enumerate(tables)])
-    for choose, mine in by(noisy, "choose").items():
-        name = "noisy" if choose == "belief" else f"noisy_{choose}"
+    """Whole sweeps of every other size of `count` worlds; noisy and small ones."""
+    tables = judge_worlds.judge_tables(count, 0)
+    jobs = [(table, i) for i, table in enumerate(tables)]
+    figures: dict[str, Any] = {"grid_worlds": count}
+    grids = by(in_parallel(_whole_sweep, jobs), "choose")
+    for choose, mine in grids.items():
+        name = "grid" if choose == "belief" else f"grid_{choose}"
+        figures |= with_interval(f"{name}_mean_regret", mine, mean_of("regret"))
         figures |= with_interval(f"{name}_gain_kept", mine, ratio("gain", "possible"))
-        figures[f"{name}_share_worse"] = upper(mine, "acts")
-    worth_it = list(_worth_it(tables))
-    small = in_parallel(_small_sweep, [(t, draw) for t in worth_it for draw in range(SWEEPS_DRAWN)])
+    rival = grids["interpolated"]
+    figures |= with_interval("grid_interpolated_share_worse", rival, ratio("worse", "acts"))
+    figures["grid_share_worse"] = learning_belief.upper(grids["belief"], "acts")
+    figures["grid_share_worse_all"] = learning_belief.upper(grids["belief"], "sizes")
+    for choose, mine in by(in_parallel(_noisy_sweep, jobs), "choose").items():
+        name = "noisy" if choose == "belief" else f"noisy_{choose}"
+        figures |= _kept(f"{name}_gain_kept", f"{name}_share_worse", mine)
+    jobs = [(table, draw) for table in _worth_it(tables) for draw in range(SWEEPS_DRAWN)]
     # `near`: of what is left out the sizes at which the belief may act.
-    for where in ("measured", "left_out", "near"):
-        for choose, name in (("belief", ""), ("interpolated", "_interpolated")):
-            mine = of(small, where=where, choose=choose)
-            by_table = [summed(each) for each in by(mine, "world").values()]
-            prefix = "small_sweep_" if where == "measured" else f"small_sweep_{where}_"
-            kept = f"{prefix}{'gain_' if where == 'measured' else ''}kept{name}"
-            figures |= with_interval(kept, by_table, ratio("gain", "possible"))
-            figures[f"{prefix}share_worse{name}"] = upper(by_table, "acts")
+    for (where, choose), mine in by(in_parallel(_small_sweep, jobs), "where", "choose").items():
+        name = "" if choose == "belief" else f"_{choose}"
+        kept, worse = SMALL[where]
+        by_table = [summed(each) for each in by(mine, "world").values()]
+        figures |= _kept(f"small_sweep_{kept}{name}", f"small_sweep_{worse}{name}", by_table)
     return figures
+
+
+def _kept(kept: str, worse: str, rows: Sequence[Row]) -> dict[str, float]:
+    """The share of the gain, and the upper end of the share of slower sizes, by these names."""
+    found = with_interval(kept, rows, ratio("gain", "possible"))
+    return found | {worse: learning_belief.upper(rows, "acts")}
 
 
 def _worth_it(tables: Sequence[Table]) -> Iterable[Table]:
     """The first world of each kind, and the shipped tables, in which NCCL's choice is far off."""
-    shipped = [shipped_table(name, each) for name in SHIPPED for each in DISTINCT]
-    for group in (*([t for t in tables if t.kind == kind] for kind in KINDS), shipped):
+    shipped = [
+        judge_worlds.shipped_table(name, each) for name in judge_worlds.SHIPPED for each in DISTINCT
+    ]
+    for group in (*([t for t in tables if t.kind == kind] for kind in judge_worlds.KINDS), shipped):
         off = [judged(table.log_time_us, np.zeros(len(table.sizes_bytes), int)) for table in group]
         found = [t for t, own in zip(group, off, strict=True) if own["regret"] >= TO_GAIN]
         yield from found[:1]
@@ -151,7 +131,7 @@ def _whole_sweep(table: Table, seed: int) -> list[Row]:
     part, random = _part(table, rows, columns), np.random.default_rng((seed, num_sizes))
     log_times = np.full((num_sizes, num_configs, 3), np.nan)
     log_times[rows] = small_sweep(part, random, len(rows), num_configs)[2]
-    chosen = choices(grid_of(table), log_times, np.isfinite(table.log_time_us))
+    chosen = choices(learning_belief.grid_of(table), log_times, np.isfinite(table.log_time_us))
     return _scores(table.log_time_us, chosen, world=table.name)
 
 
@@ -160,7 +140,7 @@ def _noisy_sweep(table: Table, seed: int) -> list[Row]:
     random, can = np.random.default_rng((seed, len(table.sizes_bytes))), table.log_time_us < np.inf
     log_times = np.where(can, table.log_time_us, np.nan)[..., None]
     log_times = log_times + NOISY * random.standard_normal((*can.shape, 3))
-    chosen = choices(grid_of(table), log_times, can)
+    chosen = choices(learning_belief.grid_of(table), log_times, can)
     mean = log_times.mean(axis=2)
     gains = mean[:, :1] - mean[:, can.all(axis=0)]
     bar = _POOLED * gains.std(axis=0, ddof=1) / np.sqrt(len(gains))
@@ -190,9 +170,9 @@ def _small_sweep(table: Table, draw: int) -> list[Row]:
     """Scores of a user's sweep: with all of it, and of octaves that are left out of it in turn."""
     rows, columns, log_times_us = small_sweep(table, np.random.default_rng(draw))
     part = _part(table, rows, columns)
-    grid, quiet = grid_of(part), part.log_time_us
+    grid, quiet = learning_belief.grid_of(part), part.log_time_us
     can = np.isfinite(quiet)
-    left_out, near = _octaves_left_out(grid, log_times_us, can), _has_near(grid)
+    left_out, near = _octaves_left_out(grid, log_times_us, can)
     there = {name: chosen[near] for name, chosen in left_out.items()}
     return [
         *_scores(quiet, choices(grid, log_times_us, can), world=table.name, where="measured"),
@@ -208,10 +188,10 @@ def choices(grid: Grid, log_times_us: Floats, allowed: Bools) -> dict[str, Ints]
     """
     places, log_us, variance = cells(grid, log_times_us)
     belief = Belief(prior_of(grid), places, log_us, variance, allowed=allowed)
-    measured = np.where(allowed, spread_out(places, log_us, allowed.shape), np.nan)
-    measured[:, 0] = spread_out(places, log_us, allowed.shape)[:, 0]
-    caution = belief.caution()
-    rival = interpolated(belief.is_near, caution, measured, grid.log2_sizes)
+    known = allowed | (np.arange(len(grid.configs)) == 0)
+    measured = np.where(known, learning_belief.spread_out(places, log_us, allowed.shape), np.nan)
+    near, caution = belief.is_near, belief.caution()
+    rival = learning_belief.interpolated(near, caution, measured, grid.log2_sizes)
     return {"belief": belief.decide(), "interpolated": rival}
 
 
@@ -219,54 +199,40 @@ def cells(grid: Grid, log_times_us: Floats) -> tuple[Ints, Floats, Floats]:
     """(n,) places that were measured, their ln us and the variance of these, by their repeats."""
     num_sizes, num_configs, _ = log_times_us.shape
     times: dict[Hashable, list[tuple[int, float]]] = {}
-    places = list[int]()
     for place, row in enumerate(log_times_us.reshape(num_sizes * num_configs, -1).tolist()):
         known = [(repeat, value) for repeat, value in enumerate(row) if np.isfinite(value)]
-        if known:
-            times[place] = known
-            places.append(place)
-    log2_size: dict[Hashable, float] = {p: grid.log2_sizes[p // num_configs] for p in places}
+        times |= {place: known} if known else {}
+    places = np.array([*times], dtype=np.int64)
+    log2_size = dict(zip(times, np.array(grid.log2_sizes)[places // num_configs], strict=True))
     found = cells_of(times, log2_size, range(0, num_sizes * num_configs, num_configs))
-    log_us, variance, _ = np.array([found[place] for place in places]).T
-    return np.array(places, dtype=np.int64), log_us, variance
+    log_us, variance, _ = np.array([found[place] for place in times]).T
+    return places, log_us, variance
 
 
-def _octaves(grid: Grid) -> Ints:
-    return np.floor(np.array(grid.log2_sizes) + 1e-6).astype(np.int64)
-
-
-def _has_near(grid: Grid) -> Bools:
-    """(S,) where there are sizes of other octaves within an octave on both sides.
+def _octaves_left_out(
+    grid: Grid, log_times_us: Floats, allowed: Bools
+) -> tuple[dict[str, Ints], Bools]:
+    """(S,) the choices at each octave by the others; where one is within an octave on both sides.
 
     The belief acts nowhere else, which the steps of a small sweep may be too wide for.
     """
-    apart = np.array(grid.log2_sizes)[:, None] - np.array(grid.log2_sizes)
-    octave = _octaves(grid)
-    is_near = (octave[:, None] != octave) & (np.abs(apart) <= 1.0 + 1e-6)
-    found: Bools = (is_near & (apart > 0)).any(axis=1) & (is_near & (apart < 0)).any(axis=1)
-    return found
-
-
-def _octaves_left_out(grid: Grid, log_times_us: Floats, allowed: Bools) -> dict[str, Ints]:
-    """(S,) the choices at each octave by the others."""
-    octave = _octaves(grid)
-    found: dict[str, Ints] = {}
+    sizes = np.array(grid.log2_sizes)
+    octave, found = np.floor(sizes + 1e-6), dict[str, Ints]()
     for each in np.unique(octave):
         is_out = octave == each
         known = np.where(is_out[:, None, None], np.nan, log_times_us)
         for name, chosen in choices(grid, known, allowed).items():
             found.setdefault(name, np.zeros(len(octave), np.int64))[is_out] = chosen[is_out]
-    return found
-
-
-# --- group shapes that nobody measured ---
+    apart = sizes[:, None] - sizes
+    near = (octave[:, None] != octave) & (np.abs(apart) <= 1.0 + 1e-6)
+    return found, (near & (apart > 0)).any(axis=1) & (near & (apart < 0)).any(axis=1)
 
 
 def shape_figures() -> dict[str, Any]:
     """Two of the ten shapes left out in turn: what the belief and rivals make of the others."""
     with tempfile.TemporaryDirectory() as folder:
-        truth = shape_sweep(Path(folder), "truth", 1, 1000, NO_NOISE)
-        jobs = [(Path(folder), f"cycles-{seed}", 3, seed) for seed in range(SHAPE_SEEDS)]
+        truth = shape_sweep(Path(folder), 1000, 1, NO_NOISE)
+        jobs = [(Path(folder), seed, 3, "") for seed in range(SHAPE_SEEDS)]
         measured = [data for _, data in parallel(shape_sweep, jobs)]
         turns = [(data, truth, turn) for data in measured for turn in range(len(SHAPES))]
         rows = in_parallel(_shape_left_out, turns)
@@ -275,17 +241,20 @@ def shape_figures() -> dict[str, Any]:
         by_turn = [summed(each) for each in by(mine, "turn").values()]
         name = "shape_left_out" if policy == BELIEF else f"shape_left_out_{policy}"
         figures |= with_interval(f"{name}_mean_regret", mine, mean_of("regret"))
-        figures |= with_interval(f"{name}_gain_kept", by_turn, ratio("gain", "possible"))
-        figures[f"{name}_share_worse"] = upper(by_turn, "acts")
-        figures[f"{name}_share_worse_all"] = upper(by_turn, "sizes")
+        figures |= _kept(f"{name}_gain_kept", f"{name}_share_worse", by_turn)
     return figures
 
 
-def shape_sweep(out: Path, name: str, cycles: int, seed: int, noise: str = "") -> Path:
+def shape_sweep(out: Path, seed: int, cycles: int, noise: str) -> Path:
     """A simulated sweep over all shapes."""
     groups = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = {r} }}" for n, r in SHAPES)
-    text = SHAPE_SWEEP.format(name=name, groups=groups, cycles=cycles, seed=seed, noise=noise)
-    return simulate(text, out / name)
+    lines = {
+        "collectives": COLLECTIVES,
+        "groups": f"[{groups}]",
+        "sizes": SHAPE_SIZES,
+        "noise": noise,
+    }
+    return simulated(out / f"sweep-{seed}", seed, cycles, lines)
 
 
 def _shape_left_out(data: Path, truth: Path, turn: int) -> list[Row]:
@@ -308,7 +277,73 @@ def _shape_left_out(data: Path, truth: Path, turn: int) -> list[Row]:
     ]
 
 
-# --- published sweeps ---
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A published sweep of one collective and group in one set of circumstances."""
+
+    #: The file, and what tells the table from others of it.
+    name: str
+    collective: Collective
+    shape: tuple[int, int]
+    #: (S,), ascending.
+    sizes_bytes: tuple[int, ...]
+    #: (A,), ABSTAIN first, measured or not.
+    configs: tuple[Config, ...]
+    #: (S, A, R) ln us of independent repeats; nan where there is none.
+    log_times_us: Floats
+
+    def is_measured(self) -> Bools:
+        """(S, A)."""
+        return np.asarray(~np.isnan(self.log_times_us).all(axis=2))
+
+    def is_full(self) -> Bools:
+        """(S,) sizes that have NCCL's own choice and two other configs."""
+        has = self.is_measured()
+        return np.asarray(has[:, 0] & (has[:, 1:].sum(axis=1) >= 2))
+
+    @property
+    def has_octaves(self) -> bool:
+        """Whether three octaves have sizes that are full: one can be left out."""
+        return len(np.unique(np.floor(np.log2(self.sizes_bytes))[self.is_full()])) >= 3
+
+
+def public_tables() -> list[Measured]:
+    """Every table of the published sweeps."""
+    options = ImportOptions(systems_file=SAMPLE / "systems.toml")
+    with tempfile.TemporaryDirectory() as folder:
+        for path in sorted((SWEEPS if SWEEPS.is_dir() else SAMPLE).glob("*.csv")):
+            with suppress(OutputError):  # one file holds targets, not measurements
+                import_files([path], Path(folder), options=options)
+        frame = usable(read(Path(folder)))
+    frame = frame.with_columns(
+        file=pl.col("source_file").str.split("/").list.last().str.strip_suffix(".csv")
+    )
+    groups = frame.group_by(_CIRCUMSTANCES, maintain_order=True)
+    found = [_measured(dict(zip(_CIRCUMSTANCES, key, strict=True)), rows) for key, rows in groups]
+    return sorted(found, key=lambda table: table.name)
+
+
+def _measured(key: Mapping[str, Any], frame: pl.DataFrame) -> Measured:
+    # One launch measures both halves: their mean is one repeat.
+    repeats = ("size_bytes", "is_default", *REQUESTED_COLUMNS, *REPEAT_COLUMNS)
+    frame = frame.group_by(repeats).agg(pl.col("time_us").log().mean())
+    places: dict[tuple[int, Config], list[float]] = {}
+    for row in frame.sort("size_bytes", *REPEAT_COLUMNS, "time_us").iter_rows(named=True):
+        config = ABSTAIN if row["is_default"] else config_of(row)
+        places.setdefault((row["size_bytes"], config), []).append(row["time_us"])
+    sizes = sorted({size for size, _ in places})
+    others = sorted({config for _, config in places} - {ABSTAIN}, key=lambda config: config.key)
+    configs = (ABSTAIN, *others)
+    log_times = np.full((len(sizes), len(configs), max(map(len, places.values()))), np.nan)
+    for (size, config), told in places.items():
+        log_times[sizes.index(size), configs.index(config), : len(told)] = told
+    what = (key["nccl_version"], key["launch_profile"], key["interference_kind"])
+    beside = [told for told in what if told not in {None, DEFAULT_PROFILE, QUIET}]
+    collective = Collective.parse(key["collective"])
+    shape = key["num_nodes"], key["ranks_per_node"]
+    name = f"{key['file']}: {key['system']} {collective.wire} {shape[0]}x{shape[1]}"
+    name = " ".join([name, *beside])
+    return Measured(name, collective, shape, tuple(sizes), configs, log_times)
 
 
 def public_figures() -> dict[str, Any]:
@@ -317,30 +352,28 @@ def public_figures() -> dict[str, Any]:
         return {"public_skipped": f"no {SWEEPS}"}
     tables = [table for table in public_tables() if table.has_octaves]
     rows = in_parallel(_public, [(table,) for table in tables])
-    lines: dict[str, dict[str, float]] = {}
-    for row in rows:
-        lines.setdefault(row["world"], {})[row["choose"]] = row["regret"]
+    lines = {
+        world: {row["choose"]: row["regret"] for row in of_table}
+        for world, of_table in by(rows, "world").items()
+    }
     apart = [{"less": line["belief"] - line["interpolated"]} for line in lines.values()]
     figures: dict[str, Any] = {"public_tables": lines}
     for name, choose in (("", "belief"), ("interpolated_", "interpolated"), ("nccl_", "own")):
         mine = of(rows, choose=choose)
         figures |= with_interval(f"public_{name}mean_regret", mine, mean_of("regret"))
-        figures[f"public_{name}share_worse"] = upper(mine, "acts")
+        figures[f"public_{name}share_worse"] = learning_belief.upper(mine, "acts")
     return figures | with_interval("public_less_interpolated", apart, mean_of("less"))
 
 
 def _public(table: Measured) -> list[Row]:
     grid = Grid(tuple(np.log2(table.sizes_bytes).tolist()), table.configs)
-    has, median = table.is_measured(), table.log_median_us()
-    found = _octaves_left_out(grid, table.log_times_us, has)
+    has, full = table.is_measured(), table.is_full()
+    # Median of the repeats; infinite where there is none.
+    known = np.where(has[..., None], table.log_times_us, np.inf)
+    found, _ = _octaves_left_out(grid, table.log_times_us, has)
     found["own"] = np.zeros(len(has), dtype=np.int64)
-    full = has[:, 0] & (has[:, 1:].sum(axis=1) >= 2)
-    told = np.where(has, median, np.inf)[full]
     chosen = {name: each[full] for name, each in found.items()}
-    return _scores(told, chosen, world=table.name)
-
-
-# --- tables from elsewhere ---
+    return _scores(np.nanmedian(known, axis=2)[full], chosen, world=table.name)
 
 
 def transferred(source: str, target: str, collective: Collective, seed: int) -> dict[str, float]:
@@ -348,24 +381,21 @@ def transferred(source: str, target: str, collective: Collective, seed: int) -> 
 
     `belief` knows drawn machines and the probes, `table` the source's times where none was made.
     """
-    systems = perturbed(source, seed), perturbed(target, seed + 1)
-    work = _alone(collective, (1, 8), [1 << octave for octave in range(16, 28)])
-    both = [set(all_configs(system, work)) for system in systems]
-    configs = tuple(config for config in all_configs(systems[1], work) if config in both[0])
-    here, there = (World(each, work, configs, find_scenario("quiet")) for each in systems)
-    log_us = np.log(np.where(there.mask, there.quiet_us, np.inf))
-    of = np.stack([there.algorithm, there.protocol], axis=2).astype(np.int64)
-    sizes, unknown = tuple(call.size_bytes for call in there.keys), np.full(log_us.shape, np.nan)
-    table = Table("", "", collective, (1, 8), sizes, configs, of, unknown, log_us)
-    random, rows = np.random.default_rng(seed), np.arange(len(sizes))
-    probes = Probes(table, random)
-    direct = _swept(probes.prior.grid, log_us, there.mask)
-    elsewhere = np.where(there.mask, np.log(here.quiet_us / here.quiet_us[:, :1]), np.inf)
+    systems, group = (perturbed(source, seed), perturbed(target, seed + 1)), Group(1, 8)
+    mine, its = (system.cells(group, collective) for system in systems)
+    configs = (ABSTAIN, *(Config(*cell) for cell in sorted(its) if cell in mine))
+    calls = [Call(group, collective, 1 << octave) for octave in range(16, 28)]
+    here, table = (table_of("", "", system, calls, configs)[0] for system in systems)
+    log_us, rows, random = table.log_time_us, np.arange(len(calls)), np.random.default_rng(seed)
+    unknown = replace(table, log_cost_us=np.full(log_us.shape, np.nan))
+    probes = learning_belief.Probes(unknown, random)
+    direct = _swept(probes.prior.grid, log_us, np.isfinite(log_us))
+    elsewhere = here.log_time_us - here.log_time_us[:, :1]
     found = {}
     for look in LOOKS:
         while probes.count < look:
-            probes.probe(by_worth(probes))
-        measured = spread_out(*probes.rows()[:2], log_us.shape)
+            probes.probe(learning_belief.by_worth(probes))
+        measured = learning_belief.spread_out(*probes.rows()[:2], log_us.shape)
         own = measured - measured[:, :1]
         mixed = np.where(np.isnan(own), elsewhere, own).argmin(axis=1)
         for name, chosen in (("belief", probes.belief().decide()), ("table", mixed)):
@@ -376,8 +406,9 @@ def transferred(source: str, target: str, collective: Collective, seed: int) -> 
 
 def on_repeats(table: Measured, system: str) -> list[dict[str, float]]:
     """Measured time over NCCL's - 1 at each size: chosen in the simulator, and by other repeats."""
-    work = _alone(table.collective, table.shape, table.sizes_bytes)
-    world = World(find_system(system), work, table.configs, find_scenario("quiet"))
+    group, quiet = Group(*table.shape), find_scenario("quiet")
+    calls = [WorkCall(group, table.collective, size, 0.0) for size in table.sizes_bytes]
+    world = World(find_system(system), Workload("", tuple(calls)), table.configs, quiet)
     has = (np.isfinite(table.log_times_us).sum(axis=2) > 1) & world.mask
     judged_at = np.flatnonzero(has[:, 0] & has[:, 1:].any(axis=1))
     if not len(judged_at):
@@ -395,11 +426,6 @@ def on_repeats(table: Measured, system: str) -> list[dict[str, float]]:
                 over[way].append(told[config, repeat] - told[0, repeat])
         found.append({way: float(np.expm1(np.nanmean(each))) for way, each in over.items()})
     return found
-
-
-def _alone(collective: Collective, shape: tuple[int, int], sizes: Sequence[int]) -> Workload:
-    calls = [WorkCall(Group(*shape), collective, size, 0.0) for size in sizes]
-    return Workload("sizes", tuple(calls))
 
 
 def _swept(grid: Grid, log_us: Floats, allowed: Bools) -> Ints:

@@ -4,18 +4,16 @@
     python benchmarks/learning_tables.py a3c      # prints one part of docs/seeds.md, and no more
 
 Figures come from out/bench/, where a benchmark has been run, else from docs/results.json and
-docs/seeds.json, which are written with what the pages show. Figures of the text, too, come from
-there: a page cannot say what was not measured.
-
-docs/seeds.md is seeds.md.jinja around a part for each seed, seeds/NAME.md.jinja, which sees the
-figures of out/bench/NAME.json as `f`. A line of a part that begins with `* **Works** 1, 3-5:`,
-`* **Not taken** 2:` or `* **Waits** 6:` says what became of those rows of what the seeds promise.
+docs/seeds.json, which are written with the pages. A part of docs/seeds.md, seeds/NAME.md.jinja,
+sees those of out/bench/NAME.json as `f`. Its lines that begin with `* **Works** 1, 3-5:` or another
+of STATUSES say what became of those rows of what the seeds promise.
 """
 
 import json
 import re
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,52 +38,29 @@ STATUSES: Final = ("Works", "Misses", "Not taken", "Waits")
 _ROWS: Final = re.compile(rf"^\* \*\*({'|'.join(STATUSES)})\*\* ([\d, -]+):", re.MULTILINE)
 
 
-class Rows(dict[str, Any]):
-    """Rows of a data set; `shown` are the names that were asked for."""
-
-    def __getitem__(self, name: str) -> Any:
-        """Note it."""
-        self.shown = {*getattr(self, "shown", ()), name}
-        return super().__getitem__(name)
-
-
 def main() -> None:
     """Write the pages and their figures, or print the parts that are asked for."""
-    figures = seed_figures()
+    figures = json.loads(SEEDS_FIGURES.read_text(encoding="utf-8"))
+    figures |= {name: found for name in SEEDS if (found := measured(name))}
     if sys.argv[1:]:
-        for name in sys.argv[1:]:
-            print(seed_part(name, figures))
+        print(*(seed_part(name, figures) for name in sys.argv[1:]), sep="\n")
         return
-    measured = OUT / "learning.json"
-    text, found = page(measured if measured.exists() else FIGURES)
-    PAGE.write_text(text, encoding="utf-8")
-    FIGURES.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    results = measured("learning") or json.loads(FIGURES.read_text(encoding="utf-8"))
+    for path, found in ((FIGURES, results), (SEEDS_FIGURES, figures)):
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(results), encoding="utf-8")
     SEEDS_PAGE.write_text(seeds_page(figures), encoding="utf-8")
-    SEEDS_FIGURES.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
-def page(path: Path) -> tuple[str, dict[str, Any]]:
-    """The page of a file, and the figures in it; jinja2.UndefinedError where one is missing."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    sets = {name: Rows(rows) for name, rows in found["data_sets"].items()}
-    found["data_sets"] = sets
-    text = _template("results.md.jinja").render(found, f=found)
-    shown = {
-        name: {row: rows[row] for row in rows if row in rows.shown} for name, rows in sets.items()
-    }
-    return text, found | {"data_sets": shown}
+def measured(name: str) -> Any:
+    """The figures of a benchmark that has been run here, else None."""
+    path = OUT / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def seed_figures() -> dict[str, Any]:
-    """The figures of each seed's benchmark: those of out/bench/, where there are any."""
-    found: dict[str, Any] = {}
-    if SEEDS_FIGURES.exists():
-        found = json.loads(SEEDS_FIGURES.read_text(encoding="utf-8"))
-    for name in SEEDS:
-        measured = OUT / f"{name}.json"
-        if measured.exists():
-            found[name] = json.loads(measured.read_text(encoding="utf-8"))
-    return {name: found[name] for name in SEEDS if name in found}
+def page(figures: Mapping[str, Any]) -> str:
+    """The page of results; jinja2.UndefinedError where a figure is missing."""
+    return _template("results.md.jinja").render(figures, f=figures)
 
 
 def seeds_page(figures: Mapping[str, Any]) -> str:
@@ -102,16 +77,11 @@ def seed_part(name: str, figures: Mapping[str, Any]) -> str:
     """One seed's part of the page."""
     if name not in SEEDS:
         sys.exit(f"no seed {name}; choose from {', '.join(SEEDS)}")
-    template = HERE / "seeds" / f"{name}.md.jinja"
-    if not template.exists():
-        sys.exit(f"no {template.relative_to(HERE.parent)}: write it (benchmarks/README.md)")
-    run = f"run `python benchmarks/bench_{name}.py`"
-    if name not in figures:
-        sys.exit(f"no figures of {name} in out/bench or docs/seeds.json: {run}")
     try:
         return _template(f"seeds/{name}.md.jinja").render(f=figures[name])
     except (jinja2.UndefinedError, KeyError) as error:
-        sys.exit(f"{template.name} asks for a figure that is not there ({error}): {run}")
+        run = f"run `python benchmarks/bench_{name}.py`"
+        sys.exit(f"{name}.md.jinja asks for a figure that is not there ({error}): {run}")
 
 
 def rows_of(text: str) -> list[tuple[str, int]]:
@@ -131,8 +101,8 @@ def _template(name: str) -> jinja2.Template:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(percent=percent, pct=percent, num=number)
-    environment.globals.update(interval=interval, less=less, ci=ci)
+    environment.filters.update(pct=percent, num=number)
+    environment.globals.update(ci=ci, interval=partial(ci, form="pct"), less=less)
     return environment.get_template(name)
 
 
@@ -156,15 +126,10 @@ def ci(row: Mapping[str, Any], key: str, form: str = "num") -> str:
     return write(row[key]) + ends
 
 
-def interval(row: Mapping[str, float], key: str) -> str:
-    """A fraction in % with its interval; raises KeyError where the row has none of that name."""
-    return f"{percent(row[key])} [{percent(row[f'{key}_lo'])}, {percent(row[f'{key}_hi'])}]"
-
-
 def less(row: Mapping[str, float], key: str) -> str:
-    """The same of a figure that says how much more: how much less."""
-    ends = percent(-row[f"{key}_hi"]), percent(-row[f"{key}_lo"])
-    return f"{percent(-row[key])} [{', '.join(ends)}]"
+    """How much less, in %, of a figure that says how much more."""
+    ends = {"": key, "_lo": f"{key}_hi", "_hi": f"{key}_lo"}
+    return ci({f"less{end}": -row[name] for end, name in ends.items()}, "less", "pct")
 
 
 if __name__ == "__main__":

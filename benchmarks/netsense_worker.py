@@ -1,19 +1,17 @@
 """One rank of bench_netsense's job: takes phases from rank 0's stdin, prints a line for each step.
 
 A phase is a JSON object: model, method, steps, seed, and whether the model of the phase before goes
-on (`keep`); `schedule` is the number of steps over which the learning rate falls to 0, and
-`test_every` after how many steps the test set is looked at.
+on (`keep`); over `schedule` steps the learning rate falls to 0, after each `test_every` is a test.
 
 digits  scikit-learn's 1,797 images of 8 x 8; by seed one half for training and one for the test.
-        Three convolutions and two linear layers, 0.36 MB of gradients, batches of 8 a rank.
-wide    residual, fully connected: 46.3 MB of gradients, as ResNet-18's (NetSenseML, section 5.3:
-        46.2 MB), in three of DDP's buckets, and little arithmetic; numbers at random, for times.
+        Three convolutions and two linear layers, 0.36 MB of gradients.
+wide    residual, fully connected, random inputs: 46.3 MB of gradients, as ResNet-18's (NetSenseML,
+        section 5.3), in three of DDP's buckets, and little arithmetic.
 
 `topk-K` is the usual one: each rank's own largest in 32 bits, by an all-gather, with error
 feedback as NetSense's; `static-K` is NetSense's exchange at a ratio that stays.
 """
 
-import argparse
 import gc
 import json
 import socket
@@ -21,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -126,14 +123,6 @@ class TopK:
         return found
 
 
-def topk_hook(state: TopK, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """As `register_comm_hook` takes it; without annotations that DDP would check."""
-    return state.exchange(bucket)
-
-
-topk_hook.__annotations__.clear()
-
-
 #: What a step tells of the hook's state.
 Told = Callable[[], dict[str, float]]
 
@@ -141,8 +130,8 @@ Told = Callable[[], dict[str, float]]
 def use(method: str, model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> Told:
     """Register the hook of a method; what tells of it."""
     name, _, ratio = method.partition("-")
-    if name in (OURS, "static", "paper"):
-        settings, clock = Settings(mode="paper" if name == "paper" else "model"), None
+    if name in (OURS, "static"):
+        settings, clock = Settings(), None
         if ratio:
             # A clock that stands still measures nothing, so nothing changes.
             settings, clock = Settings(start_ratio=float(ratio)), HostClock(lambda: 0.0)
@@ -153,71 +142,59 @@ def use(method: str, model: DistributedDataParallel, optimizer: torch.optim.Opti
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif name == "topk":
         rival = TopK(float(ratio), model.process_group, optimizer)
-        model.register_comm_hook(rival, topk_hook)
+        # Without annotations, which DDP would check.
+        model.register_comm_hook(rival, lambda state, bucket: state.exchange(bucket))
     return dict
 
 
-@dataclass
 class Training:
-    """A model in DDP, its data, its optimizer, its hook, and how far it is."""
+    """A fresh model in DDP under a phase's method, its data, and how far it is."""
 
-    model: DistributedDataParallel
-    data: Data
-    optimizer: torch.optim.SGD
-    told: Told
-    numbers: torch.Generator
-    step: int = 0
+    def __init__(self, phase: dict[str, Any], rank: int) -> None:
+        name, seed = phase["model"], phase.get("seed", 0)
+        self.model = DistributedDataParallel(make_model(name, seed))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), LEARNING_RATES[name])
+        self.told = use(phase["method"], self.model, self.optimizer)
+        # Samples are drawn by a generator of the rank's own.
+        self.numbers = torch.Generator().manual_seed(1000 * seed + rank)
+        self.data, self.step = make_data(name, seed), 0
 
+    def train(self, phase: dict[str, Any]) -> float:
+        """One step; the loss."""
+        schedule = phase.get("schedule")
+        for group in self.optimizer.param_groups:
+            left = 1.0 - self.step / schedule if schedule else 1.0
+            group["lr"] = LEARNING_RATES[phase["model"]] * left
+        inputs, classes, *_ = self.data
+        chosen = torch.randint(0, len(classes), (BATCH,), generator=self.numbers)
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.model(inputs[chosen]), classes[chosen])
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.step += 1
+        return float(loss.detach())
 
-def begin(phase: dict[str, Any], rank: int) -> Training:
-    """A fresh model under the phase's method; samples by a generator of the rank's own."""
-    name, seed = phase["model"], phase.get("seed", 0)
-    model = DistributedDataParallel(make_model(name, seed))
-    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATES[name])
-    told = use(phase["method"], model, optimizer)
-    numbers = torch.Generator().manual_seed(1000 * seed + rank)
-    return Training(model, make_data(name, seed), optimizer, told, numbers)
+    def accuracy(self) -> float:
+        """On the whole test set, of which each rank takes a part."""
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        inputs, classes = (each[rank::ranks] for each in self.data[2:])
+        with torch.no_grad():
+            right = (self.model.module(inputs).argmax(1) == classes).sum()
+        dist.all_reduce(right)
+        return int(right) / len(self.data[3])
 
-
-def train_step(training: Training, phase: Any) -> float:
-    """One step; the loss."""
-    schedule = phase.get("schedule")
-    for group in training.optimizer.param_groups:
-        left = 1.0 - training.step / schedule if schedule else 1.0
-        group["lr"] = LEARNING_RATES[phase["model"]] * left
-    inputs, classes, *_ = training.data
-    chosen = torch.randint(0, len(classes), (BATCH,), generator=training.numbers)
-    training.optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(training.model(inputs[chosen]), classes[chosen])
-    loss.backward()  # type: ignore[no-untyped-call]
-    training.optimizer.step()
-    training.step += 1
-    return float(loss.detach())
-
-
-def accuracy(training: Training) -> float:
-    """On the whole test set, of which each rank takes a part."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    inputs, classes = (each[rank::ranks] for each in training.data[2:])
-    with torch.no_grad():
-        right = (training.model.module(inputs).argmax(1) == classes).sum()
-    dist.all_reduce(right)
-    return int(right) / len(training.data[3])
-
-
-def run_phase(training: Training, phase: dict[str, Any], rank: int) -> None:
-    """The steps of a phase; rank 0 prints each."""
-    for number in range(phase["steps"]):
-        start, before = time.monotonic(), sent_again()
-        loss = train_step(training, phase)
-        seconds = time.monotonic() - start
-        line = {"step": training.step, "seconds": seconds, "loss": loss}
-        line["lost"] = (sent_again() or 0) - (before or 0)
+    def run(self, phase: dict[str, Any], rank: int) -> None:
+        """The steps of a phase; rank 0 prints each."""
         every = phase.get("test_every")
-        if every and (training.step % every == 0 or number == phase["steps"] - 1):
-            line["accuracy"] = accuracy(training)
-        if rank == 0:
-            say({**line, **training.told()})
+        for number in range(phase["steps"]):
+            start, before = time.monotonic(), sent_again()
+            loss = self.train(phase)
+            line = {"seconds": time.monotonic() - start, "step": self.step, "loss": loss}
+            line["lost"] = (sent_again() or 0) - (before or 0)
+            if every and (self.step % every == 0 or number == phase["steps"] - 1):
+                line["accuracy"] = self.accuracy()
+            if rank == 0:
+                say(line | self.told())
 
 
 def say(line: dict[str, Any]) -> None:
@@ -225,33 +202,29 @@ def say(line: dict[str, Any]) -> None:
     print(json.dumps(line), flush=True)
 
 
-def compete(sink: str | None, flood: str | None) -> None:
-    """Take what comes to this address, or send to that one, until killed."""
-    if sink:
-        taken = socket.create_server((sink, FLOOD_PORT)).accept()[0]
+def compete(to: str, *, is_sink: bool) -> None:
+    """Take what comes to this address, or send to it, until killed."""
+    if is_sink:
+        taken = socket.create_server((to, FLOOD_PORT)).accept()[0]
         while taken.recv(1 << 20):
             pass
     while True:
-        with suppress(OSError), socket.create_connection((str(flood), FLOOD_PORT)) as sender:
+        with suppress(OSError), socket.create_connection((to, FLOOD_PORT)) as sender:
             while True:
                 sender.sendall(bytes(1 << 20))
 
 
 def main() -> None:
     """Phases until there is none."""
-    parser = argparse.ArgumentParser()
-    for name in ("--rank", "--ranks"):
-        parser.add_argument(name, type=int)
-    for name in ("--master", "--sink", "--flood"):
-        parser.add_argument(name)
-    args = parser.parse_args()
-    if args.sink or args.flood:
-        compete(args.sink, args.flood)
+    args = json.loads(sys.argv[1])
+    if "to" in args:
+        compete(**args)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=args.master, rank=args.rank, world_size=args.ranks)
+    rank = args["rank"]
+    dist.init_process_group("gloo", init_method=args["master"], rank=rank, world_size=args["ranks"])
     training = None
     while True:
-        told: list[Any] = [json.loads(sys.stdin.readline())] if args.rank == 0 else [None]
+        told: list[Any] = [json.loads(sys.stdin.readline())] if rank == 0 else [None]
         dist.broadcast_object_list(told)
         phase = told[0]
         if not phase:
@@ -259,10 +232,10 @@ def main() -> None:
         if training is None or not phase.get("keep"):
             training = None
             gc.collect()
-            training = begin(phase, args.rank)
-        run_phase(training, phase, args.rank)
+            training = Training(phase, rank)
+        training.run(phase, rank)
         dist.barrier()
-        if args.rank == 0:
+        if rank == 0:
             say({"end": True})
     dist.destroy_process_group()
 

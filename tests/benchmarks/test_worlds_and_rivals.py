@@ -6,14 +6,12 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import online_play
 import pytest
-from bench_mvfst import CHANNELS, MOVES, MovingEnv, best_fixed, moving, threshold_rule
+from bench_mvfst import CHANNELS, best_fixed, threshold_rule
 from judge_worlds import KINDS, Table, judge_table, judge_tables
 from learning_belief import LOOKS, NEVER, interpolated, judged, play, probes_within
-from online_play import Judge, recipe_of
-from online_world import RoundEnv, Setting
-from sweeps import public_tables
+from learning_sweeps import public_tables
+from online_world import MOVES, Judge, RoundEnv, Setting, make_network, recipe_of, train
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config
 
@@ -101,7 +99,7 @@ RECIPE = recipe_of(jobs=4, steps=4)
 
 
 def test_an_oracle_scores_1_nccl_0_and_a_rule_that_looks_more_than_a_table() -> None:
-    judge = Judge.of(Setting(), RECIPE)
+    judge = Judge(Setting(), RECIPE)
     oracle = judge.play(lambda env: env.costs().argmin(2))
     assert judge.score_of(oracle) == pytest.approx(1.0)
     assert judge.score_of(judge.play(lambda env: np.zeros(env.shape, dtype=np.int64))) == 0.0
@@ -117,8 +115,7 @@ def test_a_decision_is_in_force_as_late_as_the_setting_says() -> None:
 
 
 def test_moves_halve_and_double_counts_of_channels_from_what_was_decided_last() -> None:
-    env = moving(2).env(1, replace(RECIPE, vary=1.0))
-    assert isinstance(env, MovingEnv)
+    env = RoundEnv(replace(CHANNELS, delay=2, has_moves=True), 1, replace(RECIPE, vary=1.0))
     env.reset(0)
     first = int(env.world.num_channels[0, 0])
     counts = []
@@ -131,8 +128,8 @@ def test_moves_halve_and_double_counts_of_channels_from_what_was_decided_last() 
 
 def test_threads_make_as_many_updates_as_the_recipe_has() -> None:
     recipe = replace(RECIPE, actors=3)
-    network = online_play.make_network(Setting(), recipe, 0)
+    network = make_network(Setting(), recipe, 0)
     before = {name: each.clone() for name, each in network.state_dict().items()}
-    marks = online_play.train(online_play.players_of(Setting(), recipe, 0), network, 2)
+    marks = train(Setting(), recipe, 0, network, 2)
     assert [each.updates for each in marks] == [2, 4]
     assert any((marks[-1].weights[name] != each).any() for name, each in before.items())
