@@ -94,31 +94,27 @@ def reasons(*changes: str) -> dict[str, str | None]:
 
 
 def test_what_nccl_cannot_run_is_a_trial_with_the_reason() -> None:
+    """All reasons: tests/kernel/test_nccl.py."""
     gather = 'collectives = ["AllGather"]'
     found = reasons(gather)
     assert len(found) == 1 + 7 * 3
     assert (found["ABSTAIN"], found["Ring/LL128"]) == (None, None)
     assert found["Tree/Simple"] == "AllGather has no Tree"
-    assert found["NVLS/LL"] == "NVLS has no LL for AllGather"
-    old, new = (
-        reasons(gather, f'nccl_version = "{n}"')["PAT/Simple"] for n in ("2.22.3", "2.32.6")
-    )
-    assert (old, new) == ("PAT needs NCCL 2.23.0 and this is 2.22.3", None)
-    one_node = group("num_nodes = 1, ranks_per_node = 8")
-    assert reasons(one_node)["NVLSTree/Simple"] == "NVLSTree needs more than one node"
+    old = reasons(gather, 'nccl_version = "2.22.3"')["PAT/Simple"]
+    assert old == "PAT needs NCCL 2.23.0 and this is 2.22.3"
     small = parse(gather, "sizes = { list = [256, 512] }").trials
     left = {trial.size_bytes: trial.infeasible for trial in small if trial.config == ABSTAIN}
     assert left == {256: "256 bytes leave nothing to each of 32 ranks", 512: None}
     # A number of channels and a chunk size of 0 are NCCL's own.
-    ring = ('algorithms = ["Ring"]', 'protocols = ["Simple"]')
-    assert reasons("num_channels = [0, 8, 65]", *ring) == {
+    ring = ('algorithms = ["Ring"]', 'protocols = ["Simple"]', 'chunk_sizes = [0, "512K"]')
+    found = reasons("num_channels = [0, 65]", 'nccl_version = "2.29.7"', *ring)
+    assert found == {
         "ABSTAIN": None,
         "Ring/Simple": None,
-        "Ring/Simple/8ch": None,
+        "Ring/Simple/524288B": "a chunk size needs NCCL 2.30.0 and this is 2.29.7",
         "Ring/Simple/65ch": "65 channels are outside 1..64",
+        "Ring/Simple/65ch/524288B": "65 channels are outside 1..64",
     }
-    found = reasons('chunk_sizes = [0, "512K"]', 'nccl_version = "2.29.7"', *ring)
-    assert found["Ring/Simple/524288B"] == "a chunk size needs NCCL 2.30.0 and this is 2.29.7"
 
 
 def setting_of(words: str) -> Setting:

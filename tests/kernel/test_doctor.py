@@ -15,12 +15,6 @@ OK, WARN, FAIL, UNKNOWN = doctor.CheckStatus
 TUNER, PROFILER = doctor.ROLES
 
 
-def test_the_first_rule_that_holds_decides() -> None:
-    rules = ((False, FAIL, "a"), (True, WARN, "b"), (True, FAIL, "c"))
-    assert doctor.judge("x", "found", *rules) == doctor.Check("x", WARN, "found", "b")
-    assert doctor.judge("x", "found", rules[0]) == doctor.Check("x", OK, "found")
-
-
 @pytest.mark.parametrize(("worst", "code"), [(OK, 0), (WARN, 0), (UNKNOWN, 0), (FAIL, 4)])
 def test_a_failure_is_4(
     worst: doctor.CheckStatus, code: int, capsys: pytest.CaptureFixture[str]

@@ -25,10 +25,8 @@ from dynamiccl.collect.run import SweepProgress
 from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import Collective
-from dynamiccl.simulator.system import Group
 from tests.collect.benchmark.stand_in import (
     Lab,
-    share_near_truth,
     statuses,
     sweep,
     wanted,
@@ -36,30 +34,26 @@ from tests.collect.benchmark.stand_in import (
 from tests.fakes.nccl_tests.install import install_stand_in
 
 
-def test_whole_grid_in_one_process_is_measured_verified_and_true(lab: Lab) -> None:
-    """Rows of such a sweep are in tests/golden/data/sweeps-plain.json, too."""
-    algorithms = '["Ring", "Tree", "CollNetDirect"]'
+def test_a_row_knows_its_machine_its_moment_and_its_iterations(lab: Lab) -> None:
+    """Status, times and what was verified of such rows: tests/golden/data/sweeps-plain.json."""
+    algorithms = '["Tree", "CollNetDirect"]'
     made = sweep(cycles="1", algorithms=algorithms, runner="{ per_iteration = true }")
     # The grid and the reference; and what runs is read back.
     assert lab.run(made)["launches_run"] == 3
-    found = lab.rows
-    assert statuses(found) == {"ok": 2 * 3 * (8 + 2 + 2), "infeasible": 3 * (2 + 2)}
-    lost = found.filter(pl.col("reason") == "NCCL's cost table has no such cell here")
+    lost = lab.rows.filter(pl.col("reason") == "NCCL's cost table has no such cell here")
     assert (lost.height, lost["time_us"].null_count()) == (3 * 2, 3 * 2)
-    ok = found.filter(pl.col("status") == "ok")
+    found = lab.rows.filter(pl.col("status") == "ok")
     # How wide is up to the machine: the stand-in has a real clock, and others may be busy.
-    assert ok["aa_noise_band"].min() > 0  # type: ignore[operator]
+    assert found["aa_noise_band"].min() > 0  # type: ignore[operator]
     assert not found["partial_launch"].any()
     # Each block began when the one before it had ended.
-    assert ok.group_by("launch").agg(pl.col("timestamp").n_unique())["timestamp"].min() > 1  # type: ignore[operator]
+    assert found.group_by("launch").agg(pl.col("timestamp").n_unique())["timestamp"].min() > 1  # type: ignore[operator]
     # Times of single iterations come from JSON, the release from the text.
-    assert set(ok["iteration_times_us"].list.len()) == {5}
+    assert set(found["iteration_times_us"].list.len()) == {5}
     host = platform.node().partition(".")[0]
     told = ("source", "nccl_tests_version", "gpu", "hosts")
-    assert ok.select(told).unique().rows() == [("nccl-tests-json", "2.19.6", "FAKE H100", host)]
+    assert found.select(told).unique().rows() == [("nccl-tests-json", "2.19.6", "FAKE H100", host)]
     assert set(store.read(lab.out, "costs")["gpu"]) == {"FAKE H100"}
-    assert wanted(found)["verified"].all()
-    assert share_near_truth(wanted(found), Group(1, 8)) > 0.9
 
 
 def test_what_takes_long_and_does_not_win_is_not_started(lab: Lab) -> None:
@@ -76,13 +70,6 @@ def test_what_takes_long_and_does_not_win_is_not_started(lab: Lab) -> None:
     assert "(runner.slow_max)" in reason
     ok = wanted(lab.rows).group_by("requested_protocol", "size_bytes").len().sort(pl.all())
     assert ok.rows() == [("LL", 1 << 20, 2), ("Simple", 1 << 20, 2), ("Simple", 4 << 20, 2)]
-
-
-def test_nccls_own_choice_alone_needs_no_plugin(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, None)
-    assert lab.run(sweep(cycles="1", algorithms="[]"))["launches_run"] == 1 + 1
-    told = lab.rows.group_by("status", "verified", "default_scope").len().rows()
-    assert told == [("ok", True, "untouched", 2 * 3 * 2)]
 
 
 def test_tuned_collectives_are_played_with_chunks_and_the_others_measured_as_they_are(

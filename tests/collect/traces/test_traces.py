@@ -45,19 +45,23 @@ def job_fixture(tmp_path: Path) -> Path:
     job.mkdir()
     with tarfile.open(job / "old.tar.gz", "w:gz") as archive:
         archive.add(kineto(job / "rank0.json", 0), "traces/worker0.json")
+    (job / "deep").mkdir()
     kineto(job / "rank1.json.gz", 1)
     write_lines(job / "inspector.log", *(inspector_line(rank, 0, 9.0) for rank in (0, 1)))
     (job / "nccl_trace_rank_0").write_bytes(RECORDER_DUMP)
-    shutil.copy(EXECUTION_TRACE, job / "et.json.gz")
+    shutil.copy(EXECUTION_TRACE, job / "deep" / "et.json.gz")
     (job / "notes.txt").write_text("a job\n")
+    (job / "systems.toml").write_text("[systems.box]\nnic_gbits_per_s = 400\n")
     return job
 
 
 def test_a_directory_of_all_kinds_is_one_import(job: Path, shell: Shell, tmp_path: Path) -> None:
     # Twice gives the same parts.
     for _ in range(2):
-        done = shell(COLLECT, "import", job, "--out", "data", "--system", "box")
+        told = ("--system", "box", "--systems", job / "systems.toml")
+        done = shell(COLLECT, "import", job, "--out", "data", *told)
         assert done.code == 0, done.err
+        assert "systems.toml" not in done.err
         parts = [store.part_paths(tmp_path / "data", kind) for kind in ("calls", "steps")]
         assert [len(each) for each in parts] == [1, 1]
     assert "2 calls from 4 records of ranks (2 with a time), 2 steps written" in done.out
@@ -111,10 +115,6 @@ def test_dlrms_ranks_join_by_order_where_their_number_is_told(tmp_path: Path) ->
     assert reduced["size_bytes"].to_list() == [1_576_964, 448, 907_840]
     assert reduced["time_us"].to_list() == [86.0, 20.0, 69.0]
     assert found.steps["rank"].to_pylist() == [*range(8)]
-    # Alone, nothing says how many ranks a group has.
-    alone = calls_of(job)
-    assert set(alone["collective"]) == {"AllReduce", "AlltoAll"}
-    assert (alone["size_bytes"].null_count(), alone["num_ranks"].null_count()) == (0, 64)
 
 
 def test_ranks_of_a_call_are_joined_and_the_least_is_its_time(tmp_path: Path) -> None:
