@@ -17,9 +17,7 @@ from bench_health import rows
 
 from dynamiccl.datasets import store
 from dynamiccl.datasets.store import measurements_table
-from dynamiccl.simulator.systems import find_system, system_text
 from tests.cli.conftest import COMMANDS, LOG_ROW, MODULES, ROOT, Shell, refused
-from tests.collect import test_fit_simulator as fits
 from tests.conftest import Trained
 
 HEAD = "# Collective test starting: all_reduce_perf\n# nThread 1 nGpus 8 minBytes 8 maxBytes 64\n"
@@ -110,25 +108,3 @@ def test_slow_nic_is_exit_code_1(shell: Shell, tmp_path: Path) -> None:
     assert done.code == 1
     assert re.search(r"nic: node2 GPU 1 (?:4[5-9]|5[0-4])% \(z \d+\)", done.out)
     assert shell("dynamiccl-collect", "health", "data", "--json").code == 1
-
-
-def test_a_fitted_file_is_a_system_to_sweep_on(shell: Shell, tmp_path: Path) -> None:
-    fits.store_of(tmp_path / "data", fits.rows(noise=0.01))
-    text = system_text(fits.ring_only(lambda value: 1.5 * value))
-    (tmp_path / "base.toml").write_text(text, encoding="utf-8")
-    words = ("--data", "data", "--base", "base.toml", "--out", "mine.toml")
-    done = shell("dynamiccl-collect", "fit-simulator", *words)
-    assert done.code == 0
-    assert "above 1 MiB" in done.out
-    assert "mine -> mine.toml" in done.out
-    assert find_system(str(tmp_path / "mine.toml")).name == "mine"
-    sweep = tmp_path / "on_mine.toml"
-    sweep.write_text(
-        'name = "s"\nsystem = "mine"\ncollectives = ["AllReduce"]\n'
-        "groups = [{ num_nodes = 1, ranks_per_node = 8 }]\n"
-        'sizes = { list = ["1M"] }\nprotocols = ["LL"]\nalgorithms = ["Ring"]\n'
-        '[simulator]\nsystem = "mine.toml"\n'
-    )
-    ran = shell("dynamiccl-collect", "run", sweep, "--runner", "simulator", "--out", "o", "--json")
-    assert ran.json["rows_by_status"] == {"ok": 15}
-    assert shell("dynamiccl-collect", "plan", sweep, "--json").json["system"] == "mine"

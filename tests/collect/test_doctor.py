@@ -94,7 +94,6 @@ ALL_DOWN = ONE_DOWN.holding(f"{IB}/mlx5_0/ports/1/state", "1: DOWN\n")
 ONE_SLOW = HEALTHY.holding(f"{IB}/mlx5_1/ports/1/rate", "200 Gb/sec (4X HDR)\n")
 NO_RDMA = HEALTHY.without("infiniband")
 LIMITED = recorded.LIMITS.replace("unlimited", "8388608")
-IN_JOB = HEALTHY.with_env(SLURM_JOB_ID="77")
 ANY = ANY_SWEEP
 BESIDE = sweep(interference=[{"kind": "matmul", "level": 4096}])
 PERSISTENT = sweep(interference=[{"kind": "persistent-matmul", "level": 4096}])

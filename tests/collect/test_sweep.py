@@ -186,21 +186,13 @@ def plan(**keys: str) -> Plan:
     return make_plan(sweep(**keys))
 
 
-def test_counts_of_a_small_grid_by_hand_and_their_lines() -> None:
+def test_counts_of_a_small_grid_by_hand() -> None:
     found = plan()
     # 3 sizes x (default + 2 algorithms x 2 protocols x 2 channel counts), 2 cycles, the default
     # twice; 9 configs in each cycle, and 9 read-backs.
     assert (found["trials"], found["feasible"], found["infeasible"]) == (27, 27, {})
     assert (found["rounds"], found["measurements"]) == (2, 2 * 30)
-    first, second, third, *shares = plan_lines(found)
-    assert first == (
-        "sweep grid on box: 27 feasible trials of 27, exhaustive, 2 rounds, about 60 measurements"
-    )
-    assert second == (
-        "5 processes: 2 timed, 2 for NCCL's untouched default, 1 to read back what runs"
-    )
-    assert third.startswith("about 0.")
-    assert "of the time: starts of processes" in shares[0]
+    assert "27 feasible trials of 27" in plan_lines(found)[0]
     assert sum(one["share"] for one in found["dominates"]) == pytest.approx(1.0, abs=1e-3)
     assert plan(strategy='{ kind = "random", share = 0.25 }')["measurements"] == 2 * 3 * (2 + 2)
 
@@ -212,7 +204,6 @@ def test_what_cannot_run_is_left_out_and_a_release_that_run_refuses_is_told() ->
         "NVLSTree needs more than one node": 3,
     }
     assert (found["trials"], found["feasible"], found["measurements"]) == (15, 9, 2 * 3 * (2 + 2))
-    assert "     3 trials left out: NVLSTree needs more than one node" in plan_lines(found)
     made = sweep(collectives='["AllGather"]', sizes="{ list = [64] }")
     none = make_plan(made)
     assert (none["feasible"], none["launches"], none["measurements"]) == (0, 0, 0)

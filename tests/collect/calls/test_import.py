@@ -10,6 +10,7 @@ import polars as pl
 from dynamiccl.collect.calls import ENTRY, HEADER, MAGIC, RECORD, VERSION
 from dynamiccl.collect.imports import ImportOptions, ImportSummary, import_files
 from dynamiccl.datasets import store
+from dynamiccl.schedule import fnv1a
 
 
 def take(
@@ -172,14 +173,6 @@ _PLAIN: Final[dict[str, Any]] = {
     "num_warps": 16,
     "datatype": 7,
 }
-
-
-def fnv1a(data: bytes) -> int:
-    """64-bit FNV-1a, a byte at a time."""
-    digest = 0xCBF29CE484222325
-    for byte in data:
-        digest = (digest ^ byte) * 0x100000001B3 % 2**64
-    return digest
 
 
 def record(sequence: int, rank: int, time_us: float | None = None, **columns: Any) -> np.void:
