@@ -106,29 +106,22 @@ def test_damage_gives_rows_or_one_line_that_names_the_file(
             assert name in str(refused), seed
 
 
-V3 = (DATA / "nccl_tests_v3.json").read_bytes()
-
-
+#: More, as a command's line: tests/cli/bad_input.toml.
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"", "is empty"),
         (b"PK\x03\x04....", "is a zip archive or a spreadsheet, which is not read; unpack it"),
         (b"\x28\xb5\x2f\xfd....", r"is packed by zstd, which is not read; unpack it \(zstd -d\)"),
         (b"<!doctype html><p>", "is a web page, which is not read; save the raw text"),
         (bytes(range(256)) * 4, "is no text; give an output of nccl-tests"),
         (gzip.compress(LOG, mtime=0)[:-30], "is damaged: .*; copy it again"),
         (b"msg,coll,ms\n8,allreduce,1\n", r"no column size_bytes.*with --columns size_bytes=NAME"),
-        (b"# only a comment, and no more\n", "holds no row of nccl-tests"),
         (b"collective,size_bytes,time_us\n", "holds no usable row: it has none"),
         (b"collective,size(MB),time_us\nreduce,1,9\n", r"unknown or repeated column size\(MB\)"),
-        (b'[{"ph":"X","name":"a"}]', "is JSON of no kind that is read; give an output of nccl-te"),
         (b'{"nccl_version":"2.28.3","communicators_count":1}', "is a report of NCCL's RAS"),
         (b'{"comm_lib_version":"2","pg_status":{}}', "is PyTorch's Flight Recorder"),
         (b"Time (%),Avg (ns),Name\n9,5,k\n", "is a table of Nsight Systems: kernels without"),
-        (V3[:700], r"not whole JSON: .* \(char \d+\) of 700"),
         (b'{"args":' + b"[" * 200_000, "x"),
-        (b"DC, something else", "is not a calls file"),
         (header_bytes()[:200], "ends at byte 200, within its header"),
         (header_bytes()[:-1] + b"?", "the checksum of its header is wrong"),
         (header_bytes(version=2), "version 2"),

@@ -17,7 +17,7 @@ from dynamiccl.collect import nodes as module
 from dynamiccl.collect.grid import Interference, Setting, expand_hosts, host_list
 from dynamiccl.collect.launchers import ContainerSettings, LauncherSettings
 from dynamiccl.collect.nodes import Nodes, ask_nodes, disturb, exclusive
-from dynamiccl.collect.on_node import FACTS_ARGV, HELLO, ON_NODE, node_facts
+from dynamiccl.collect.on_node import FACTS_ARGV, ON_NODE, node_facts
 from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import Collective
@@ -354,15 +354,12 @@ def test_cpu_stress_takes_its_share_of_a_core() -> None:
         assert 0.0 < cpu_seconds(worker) - used < 0.6 * (time.monotonic() - began)
 
 
-def test_it_ends_with_its_starter_or_by_a_signal_and_leaves_nobody() -> None:
-    with disturbing("0.1") as left, disturbing("0.1") as ended, disturbing("0.1") as killed:
-        workers = [pid for child in (left, ended, killed) for pid in children(child.pid)]
-        assert len(workers) == 3
-        assert left.stdin is not None
-        left.stdin.write(HELLO.decode())
-        left.stdin.close()
+def test_it_ends_by_a_signal_and_leaves_nobody() -> None:
+    """What ends a sampler, its starter too, ends it (tests/collect/test_watch.py)."""
+    with disturbing("0.1") as ended, disturbing("0.1") as killed:
+        workers = [pid for child in (ended, killed) for pid in children(child.pid)]
+        assert len(workers) == 2
         ended.send_signal(signal.SIGTERM)
         killed.send_signal(signal.SIGKILL)
-        codes = [child.wait(PATIENCE_S) for child in (left, ended, killed)]
-        assert codes == [0, 0, -signal.SIGKILL]
+        assert [child.wait(PATIENCE_S) for child in (ended, killed)] == [0, -signal.SIGKILL]
         await_true(lambda: not any(map(is_running, workers)))

@@ -38,21 +38,6 @@ TRIALS = feasible(sweep())
 NET = '[{ name = "net", transport = "NET" }]'
 
 
-def test_gaps_are_filled_with_further_repeats_of_the_default() -> None:
-    few = [trial for trial in TRIALS if trial.size_bytes == 1 << 20][:2]
-    launch = launch_of([*TRIALS[9:], *few])
-    grid = deal(launch)
-    extra = Counter(grid.blocks) - Counter(launch.trials)
-    assert {trial.config for trial in extra} == {ABSTAIN}
-    assert all(trial.size_bytes == 1 << 20 for trial in extra)
-    assert len(grid.blocks) == 3 * 9
-    # No measurement has the number of another one of its trial, in a further launch neither.
-    more = deal(launch.again(launch.trials))
-    fillers = set(more.blocks) - set(launch.trials)
-    assert len(set(grid.blocks)) == len(grid.blocks)
-    assert not fillers & set(grid.blocks)
-
-
 @given(data=st.data(), count=st.integers(1, 40), limit=st.integers(1, 60))
 @settings(deadline=None, max_examples=60)
 def test_nothing_is_lost_whatever_is_picked(data: st.DataObject, count: int, limit: int) -> None:
@@ -64,7 +49,12 @@ def test_nothing_is_lost_whatever_is_picked(data: st.DataObject, count: int, lim
     assert kept + Counter(grid.left_over) == Counter(chosen)
     assert kept, "a launch must make progress"
     assert len(grid.cycles) <= max(1, limit // len(grid.walk))
+    # Gaps are filled with the default; no block has another's number, nor in a further launch.
+    fillers = Counter(grid.blocks) - Counter(chosen)
+    assert {trial.config for trial in fillers} <= {ABSTAIN}
+    more = deal(launch.again(launch.trials))
     assert len(set(grid.blocks)) == len(grid.blocks)
+    assert not (set(more.blocks) - set(chosen)) & set(fillers)
 
 
 def test_command_line_of_a_sweep_and_of_a_read_back() -> None:
