@@ -16,9 +16,7 @@ def fresh_data(folder: Path, gain: float) -> Path:
     return folder
 
 
-def test_what_a_gate_let_through_acts_and_needs_no_warning(
-    policy: Path, shell: Shell, tmp_path: Path
-) -> None:
+def test_what_a_gate_let_through_acts(policy: Path, shell: Shell, tmp_path: Path) -> None:
     data = fresh_data(tmp_path / "fresh", 0.3)
     gate = ("dynamiccl-evaluate", "gate", "--data", data, "--policy", policy)
     found = shell(*gate, "--out", "gated", "--json").json

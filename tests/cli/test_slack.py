@@ -299,9 +299,7 @@ def test_a_price_within_the_slack(policy: Path, fresh: Path, shell: Shell, tmp_p
     assert "or add --sm-price 0.3 --slack 5%" in refused(free, 3)
 
 
-def test_slack_is_of_fresh_channels(
-    policy: Path, fresh: Path, shell: Shell, tmp_path: Path
-) -> None:
+def test_slack_is_of_fresh_numbers(policy: Path, fresh: Path, shell: Shell, tmp_path: Path) -> None:
     """What compute gets back from 4 channels in place of 16 is nothing that 8 give back."""
     job_of(tmp_path / "job")
     more = pl.when(pl.col("actual_num_channels") == 4).then(8).otherwise("actual_num_channels")
@@ -316,9 +314,7 @@ def test_slack_is_of_fresh_channels(
     )
 
 
-def test_the_objective_of_the_job_needs_its_calls(
-    policy: Path, shell: Shell, tmp_path: Path
-) -> None:
+def test_the_objective_job_needs_its_calls(policy: Path, shell: Shell, tmp_path: Path) -> None:
     calls_of(tmp_path / "calls", traced(0, size_bytes=1 << 20, compute_ratio=None))
     beside = measurements_table(list(beside_rows(1 << 20)))
     store.write_part(tmp_path / "calls", beside, provenance={})

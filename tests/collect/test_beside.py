@@ -113,9 +113,7 @@ def test_a_product_has_ended_before_the_work_and_one_begins_behind_it() -> None:
         products.during(lambda: None)
 
 
-def test_machine_without_a_gpu_is_no_place_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_gpu_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dynamiccl.collect import beside as program
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

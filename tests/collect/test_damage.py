@@ -128,9 +128,7 @@ def test_damage_gives_rows_or_one_line_that_names_the_file(
         (header_bytes(entry_bytes=96), "entries of 96 bytes"),
     ],
 )
-def test_a_refusal_names_file_reason_and_what_to_do(
-    content: bytes, why: str, tmp_path: Path
-) -> None:
+def test_a_refusal_names_file_and_reason(content: bytes, why: str, tmp_path: Path) -> None:
     path = tmp_path / ("x.dcc" if content[:2] == b"DC" else "x")
     path.write_bytes(content)
     refused = refusal_of(path, tmp_path / "out")

@@ -156,9 +156,7 @@ def test_sizes_are_said_as_people_say_them() -> None:
     assert [*map(size_label, sizes)] == ["1023", "1.44K", "1000K", "1024K", "1.5G"]
 
 
-def test_without_a_package_the_fix_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fix_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for module, extra in (("matplotlib.figure", "plot"), ("scipy.optimize", "train")):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(SystemExit, match="4"):

@@ -122,9 +122,7 @@ def test_lines_that_are_short_twice_or_two(tmp_path: Path) -> None:
     assert summary.rejected[0].reason == "2 cells where the header names 7 columns"
 
 
-def test_rows_without_a_repeat_are_the_next_ones_of_those_alike_in_all_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_without_repeats_are_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_files, "CHUNK_ROWS", 2)
     lines = "".join(f"allreduce,8,4,{row},100\n" for row in ("r,", "r,0", "r,2", "r,", "other,"))
     summary, rows = imported(tmp_path / "s.csv", f"{RUNS}\n{lines}")
@@ -222,9 +220,7 @@ def test_tables_of_others(table: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("cells", "why"), INPUTS["refused_rows"])
-def test_a_time_and_a_bandwidth_that_do_not_fit_are_refused(
-    cells: str, why: str, tmp_path: Path
-) -> None:
+def test_figures_that_do_not_fit_are_refused(cells: str, why: str, tmp_path: Path) -> None:
     text = f"{FIGURES}{cells}\nallreduce,1048576,,,100,18.35\n"
     summary, [row] = imported(tmp_path / "t.csv", text)
     assert (row["time_us"], summary.rejected[0].line) == (100.0, 2)

@@ -165,9 +165,7 @@ def no_locks(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOLCK) -> Non
         monkeypatch.delenv(name, raising=False)
 
 
-def test_second_run_is_refused_while_the_first_lives(
-    held: tuple[str, subprocess.Popen[bytes]], tmp_path: Path
-) -> None:
+def test_a_second_run_is_refused(held: tuple[str, subprocess.Popen[bytes]], tmp_path: Path) -> None:
     locks, holder = held
     runs = "is running" if locks == "with" else r".*may be running"
     said = rf"process {holder.pid} on .* ?{runs} this sweep"
@@ -186,9 +184,7 @@ def test_second_run_is_refused_while_the_first_lives(
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
-def test_a_requeued_job_takes_over_from_itself_and_another_job_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_requeued_job_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_locks(monkeypatch)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     with hold(tmp_path):

@@ -96,9 +96,7 @@ def shell(*lines: str) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize(("lines", "wanted"), INPUTS["shell_lines"])
-def test_shell_keeps_what_is_exported_and_what_stands_in_the_command(
-    lines: list[str], wanted: list[str]
-) -> None:
+def test_shell_keeps_exports_and_what_the_command_says(lines: list[str], wanted: list[str]) -> None:
     told = dict(each.split("=", 1) for each in wanted)
     assert shell(*lines) == {name: None if text == "?" else text for name, text in told.items()}
 

@@ -64,9 +64,7 @@ def test_started_program_is_heard_and_ended_with_all_its_children() -> None:
     assert program.last_words == "up"
 
 
-def test_our_own_programs_run_beside_the_step_and_outside_of_its_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_our_programs_run_beside_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "srun"
     fake.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     fake.chmod(0o755)
@@ -110,9 +108,7 @@ class Answers(Nodes):
         return self._lines
 
 
-def test_nodes_are_asked_and_differences_told(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_nodes_are_asked_and_differences_told(caplog: pytest.LogCaptureFixture) -> None:
     assert ask_nodes(Answers("srun: step", f"0: {json.dumps(NODE)}", "", NODE), 2, {}) == FACTS
     assert caplog.text == ""
     assert ask_nodes(Answers("{torn", "{}", "7", NODE), 3, {}) == FACTS

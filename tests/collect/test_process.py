@@ -136,9 +136,7 @@ interrupted = pytest.mark.filterwarnings(
 
 @interrupted
 @pytest.mark.parametrize(("times", "trap", "grace_s"), [(2, "", 5), (3, "trap '' TERM; ", 600)])
-def test_ctrl_c_again_ends_it_at_once_and_once_more_one_that_ignores_sigterm(
-    times: int, trap: str, grace_s: float, tmp_path: Path
-) -> None:
+def test_ctrl_c_again_ends_at_once(times: int, trap: str, grace_s: float, tmp_path: Path) -> None:
     again = f"for i in $(seq {times}); do kill -INT {os.getpid()}; sleep 0.3; done"
     script = f"{trap}echo $$ > {tmp_path}/pid; {again}; sleep 300"
     started = time.monotonic()

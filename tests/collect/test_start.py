@@ -125,9 +125,7 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     return Played(tmp_path)
 
 
-def test_submitting_says_job_and_progress_again_and_again_until_it_is_done(
-    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_submitting_again(played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = sweep()
     first = played.submit()
     played.state("77|PENDING|Priority|")
@@ -173,9 +171,7 @@ def test_the_jobs_number_is_the_last_that_has_a_line(played: Played) -> None:
         assert played.submit()["job"] == "1234"
 
 
-def test_what_slurm_refuses_or_does_not_answer_is_said(
-    played: Played, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_slurm_refuses_is_said(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(said: str, **commands: str | None) -> None:
         for name, script in commands.items():
             played.command(name, script or "")
@@ -258,9 +254,7 @@ def test_a_job_whose_machine_fails_is_queued_again_if_it_measured_something(
 
 
 @pytest.mark.parametrize("locale", ["", "LC_ALL=POSIX "])
-def test_where_slurm_refuses_to_requeue_another_job_follows_without_our_variables(
-    locale: str, played: Played, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_job_follows(locale: str, played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LC_ALL", raising=False)
     for name in ("SLURM_RESTART_COUNT", "SLURM_CONF", "NCCL_DEBUG", *(["LC_ALL"] * bool(locale))):
         monkeypatch.setenv(name, "POSIX")
@@ -303,9 +297,7 @@ def test_two_calls_at_once_submit_one_job(played: Played) -> None:
         assert played.submit()["job"] == "77"
 
 
-def test_what_compute_beside_it_lacks_is_told_before_a_job_is_submitted(
-    played: Played, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_lacking_is_told_before(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynamiccl.collect.launch.find_spec", lambda _: None)
     made = sweep(algorithms="[]", interference='[{ kind = "matmul", level = 96 }]')
     with pytest.raises(MachineError, match="'matmul' runs torch, which is not installed"):

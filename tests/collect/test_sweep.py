@@ -152,9 +152,7 @@ def test_sizes_are_read_with_binary_units_and_laddered_as_asked() -> None:
 
 @given(low=st.integers(9, 27), octaves=st.integers(0, 9), steps=st.sampled_from([1, 2, 4]))
 @settings(deadline=None, max_examples=30)
-def test_ladder_is_one_size_for_each_of_its_bins_in_a_walk_for_each_step(
-    low: int, octaves: int, steps: int
-) -> None:
+def test_a_ladder_has_a_size_a_bin_and_a_walk_a_step(low: int, octaves: int, steps: int) -> None:
     sizes = {"min": 1 << low, "max": 1 << (low + octaves), "steps_per_octave": steps}
     ladder = Sizes.model_validate(sizes).ladder()
     bins = range(4 * low, 4 * (low + octaves) + 1, 4 // steps)

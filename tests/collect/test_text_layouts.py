@@ -110,9 +110,7 @@ def test_time_stamps_and_per_iteration_columns(wrong: str, more: str) -> None:
     assert "wrong_values" not in second
 
 
-def test_several_processes_and_collectives_that_are_not_known_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_several_processes_and_collectives_that_are_not_known_are_refused(tmp_path: Path) -> None:
     lines = (START + NAMES + ROW_1M).splitlines()
     tagged = "".join(f"{rank}: {line}\n" for line in lines for rank in (0, 1))
     for mixed in ((START + NAMES) * 2 + ROW_1M + ROW_1M + TAIL + TAIL, tagged):
@@ -140,9 +138,7 @@ def test_ranks_that_the_output_does_not_tell_are_left_out() -> None:
     # A bus id of its own each; what nccl-tests printed up to 2.14; and ranks on one GPU.
     [("0009:01:00", 8, 8), ("0x01", 4, None), ("0000:02:00", 4, None)],
 )
-def test_ranks_that_seem_to_share_a_gpu_leave_the_number_of_nodes_open(
-    bus_id: str, hosts: int, nodes: int | None
-) -> None:
+def test_ranks_on_one_gpu_leave_nodes_open(bus_id: str, hosts: int, nodes: int | None) -> None:
     ranks = "".join(
         f"#  Rank {r} Group 0 Pid {r} on n{r % hosts} device 0 [{bus_id}] GH200\n" for r in range(8)
     )

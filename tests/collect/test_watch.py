@@ -163,9 +163,7 @@ def test_healthy_gpus_are_known_to_be_so_until_the_very_end() -> None:
         assert health([(1.0, 2.0)]) == [UNKNOWN]
 
 
-def test_sampler_that_does_not_start_is_told_and_no_error(
-    machine: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_sampler_is_told(machine: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     broken = [sys.executable, "-c", "import sys; sys.exit('no pynvml here')"]
     machine.setattr(watching, "SAMPLER_ARGV", broken)
     # What has ended is not waited for.
@@ -225,9 +223,7 @@ def first(folder: Path, **settings: object) -> tuple[list[bool | None], list[int
     return [gpu["throttled"] for gpu in gpus], [gpu["ecc_errors"] for gpu in gpus]
 
 
-def test_every_gpu_and_port_is_read_and_what_is_denied_is_not_known(
-    fake_nvml: Path, tmp_path: Path
-) -> None:
+def test_what_a_gpu_or_port_denies_is_not_known(fake_nvml: Path, tmp_path: Path) -> None:
     assert first(fake_nvml, gpus=3, reasons="0x40") == ([True, False, False], [0, 0, 0])
     port = sysfs.infiniband(tmp_path, "mlx5_0", layer="Ethernet")
     sysfs.write(port / "hw_counters", out_of_sequence=2, np_cnp_sent=5)
@@ -250,9 +246,7 @@ def test_every_gpu_and_port_is_read_and_what_is_denied_is_not_known(
     assert [bits for bits in (*slow, 0x1, 0x2, 0x110) if bits & SLOWED] == [*slow]
 
 
-def test_it_ends_by_a_signal_and_only_by_the_input_of_a_starter_that_greeted_it(
-    fake_nvml: Path,
-) -> None:
+def test_it_ends_by_a_signal_or_the_input_of_one_that_greeted_it(fake_nvml: Path) -> None:
     with sampling(fake_nvml) as greeted, sampling(fake_nvml) as other:
         assert greeted.stdin is not None
         assert other.stdin is not None

@@ -24,9 +24,7 @@ def test_every_error_has_the_exit_code_of_its_family() -> None:
         assert codes == [kind.exit_code], kind
 
 
-def test_an_error_of_the_user_ends_a_command_in_one_line_and_ours_is_not_hidden(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_users_error_is_one_line_and_ours_not_hidden(capsys: pytest.CaptureFixture[str]) -> None:
     def fail(with_: Exception) -> None:
         raise with_
 

@@ -164,9 +164,7 @@ def test_times_of_a_block_that_was_not_played_are_not_its_configs(tmp_path: Path
     assert [judge(PLAIN, tmp_path, rows) for rows in (0, 1)] == [([], False), ([{}], True)]
 
 
-def test_without_a_whole_report_nobody_knows_what_was_played(
-    tmp_path: Path,
-) -> None:
+def test_without_a_whole_report_nobody_knows_what_was_played(tmp_path: Path) -> None:
     whole = (leave(tmp_path, [PLAYED] * 3) / REPORT_NAME).read_bytes()
     for cut in (*range(0, len(whole), 7), len(whole) - 1):
         (tmp_path / REPORT_NAME).write_bytes(whole[:cut])

@@ -46,9 +46,7 @@ def test_time_skew_and_environment_by_hand(tmp_path: Path) -> None:
     assert (row["plugin_mode"], row["plugin_version"]) == ("observe", None)
 
 
-def test_time_is_known_where_all_ranks_know_theirs_and_flags_have_columns(
-    tmp_path: Path,
-) -> None:
+def test_time_is_known_where_all_ranks_know_theirs_and_flags_have_columns(tmp_path: Path) -> None:
     names = ("time_us", "skew_us", "ranks_seen", "ranks_timed", "sampled")
     row = row_of(tmp_path / "a", record(0, 0, 100.0), record(0, 1))
     assert [row[name] for name in names] == [None, None, 2, 1, True]
