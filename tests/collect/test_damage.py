@@ -107,9 +107,8 @@ def test_damage_gives_rows_or_one_line_that_names_the_file(
 
 
 #: More, as a command's line: tests/cli/bad_input.toml.
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
+def test_a_refusal_names_file_and_reason(tmp_path: Path) -> None:
+    for content, why in (
         (b"PK\x03\x04....", "is a zip archive or a spreadsheet, which is not read; unpack it"),
         (b"\x28\xb5\x2f\xfd....", r"is packed by zstd, which is not read; unpack it \(zstd -d\)"),
         (b"<!doctype html><p>", "is a web page, which is not read; save the raw text"),
@@ -126,16 +125,14 @@ def test_damage_gives_rows_or_one_line_that_names_the_file(
         (header_bytes()[:-1] + b"?", "the checksum of its header is wrong"),
         (header_bytes(version=2), "version 2"),
         (header_bytes(entry_bytes=96), "entries of 96 bytes"),
-    ],
-)
-def test_a_refusal_names_file_and_reason(content: bytes, why: str, tmp_path: Path) -> None:
-    path = tmp_path / ("x.dcc" if content[:2] == b"DC" else "x")
-    path.write_bytes(content)
-    refused = refusal_of(path, tmp_path / "out")
-    assert refused is not None
-    assert (refused.exit_code, "\n" in str(refused)) == (3, False)
-    assert re.search(why, str(refused))
-    assert str(path) in str(refused)
+    ):
+        path = tmp_path / ("x.dcc" if content[:2] == b"DC" else "x")
+        path.write_bytes(content)
+        refused = refusal_of(path, tmp_path / "out")
+        assert refused is not None
+        assert (refused.exit_code, "\n" in str(refused)) == (3, False)
+        assert re.search(why, str(refused))
+        assert str(path) in str(refused)
 
 
 #: Published logs without a row: what is said of them.

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from dynamiccl.collect.cli import app
 from dynamiccl.collect.describe import other_lines
 from dynamiccl.collect.imports import ImportOptions, import_files
-from dynamiccl.collect.nccl_log import Choice, NcclLog, Shell, requested_by
+from dynamiccl.collect.nccl_log import NcclLog, Shell, requested_by
 from dynamiccl.datasets import store
 from dynamiccl.datasets.features import read_costs
 from dynamiccl.datasets.store import read
@@ -30,9 +30,8 @@ def log(*lines: str) -> NcclLog:
 RING = "-> Algo RING proto LL channel{Lo..Hi}="
 
 
-@pytest.mark.parametrize(
-    ("lines", "ranks", "choices", "disagreeing"),
-    [
+def test_choices_of_calls() -> None:
+    for lines, ranks, choices, disagreeing in (
         # As each release writes it.
         (["64 Bytes -> Algo 1 proto 2 time 37.798233"], 8, {64: ("Ring", "Simple", None)}, []),
         (["AllReduce: 64 Bytes -> Algo 0 proto 0 time 3.1"], 8, {64: ("Tree", "LL", None)}, []),
@@ -49,13 +48,9 @@ RING = "-> Algo RING proto LL channel{Lo..Hi}="
         # Other kernels are no config.
         (["AllReduce [Symmetric]: 64 Bytes -> Kernel AllReduce_AGxLL_R nchannels 8"], 2, {}, [64]),
         (["AllReduce: 128 Bytes -> Algo MAGIC proto LL channel{Lo..Hi}={0..0}"], 2, {}, [128]),
-    ],
-)
-def test_choices_of_calls(
-    lines: list[str], ranks: int | None, choices: dict[int, Choice], disagreeing: list[int]
-) -> None:
-    collective = Collective.AllGather if "AllGather" in lines[0] else Collective.AllReduce
-    assert log(*lines).choices(collective, ranks) == (choices, disagreeing)
+    ):
+        collective = Collective.AllGather if "AllGather" in lines[0] else Collective.AllReduce
+        assert log(*lines).choices(collective, ranks) == (choices, disagreeing), lines
 
 
 @pytest.mark.parametrize(("settings", "wanted"), INPUTS["requests"])

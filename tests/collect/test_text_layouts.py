@@ -133,18 +133,13 @@ def test_ranks_that_the_output_does_not_tell_are_left_out() -> None:
         assert any(why in remark for remark in output.remarks)
 
 
-@pytest.mark.parametrize(
-    ("bus_id", "hosts", "nodes"),
-    # A bus id of its own each; what nccl-tests printed up to 2.14; and ranks on one GPU.
-    [("0009:01:00", 8, 8), ("0x01", 4, None), ("0000:02:00", 4, None)],
-)
-def test_ranks_on_one_gpu_leave_nodes_open(bus_id: str, hosts: int, nodes: int | None) -> None:
-    ranks = "".join(
-        f"#  Rank {r} Group 0 Pid {r} on n{r % hosts} device 0 [{bus_id}] GH200\n" for r in range(8)
-    )
-    output = parse(PRINTED.replace(RANKS, ranks))
-    assert {(row["num_ranks"], row.get("num_nodes")) for row in output.rows} == {(8, nodes)}
-    assert any("ranks show the same GPU" in each for each in output.remarks) == (nodes is None)
+def test_ranks_on_one_gpu_leave_nodes_open() -> None:
+    for bus_id, hosts, nodes in [("0009:01:00", 8, 8), ("0x01", 4, None), ("0000:02:00", 4, None)]:
+        row = "#  Rank {0} Group 0 Pid {0} on n{1} device 0 [{2}] GH200\n"
+        ranks = "".join(row.format(rank, rank % hosts, bus_id) for rank in range(8))
+        output = parse(PRINTED.replace(RANKS, ranks))
+        assert {(row["num_ranks"], row.get("num_nodes")) for row in output.rows} == {(8, nodes)}
+        assert any("ranks show the same GPU" in each for each in output.remarks) == (nodes is None)
 
 
 def test_what_the_output_tells_twice_and_differently_is_left_out() -> None:

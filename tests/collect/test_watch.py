@@ -69,9 +69,8 @@ LATER, ERRING = node(reading(9.0, [True])), erring(5, 5, 7, 7, 8)
 STALLED = node(*(reading(t, [False]) for t in (0.0, 1.0, 9.0, 10.0)))
 
 
-@pytest.mark.parametrize(
-    ("heard", "begin_s", "end_s", "found"),
-    [
+def test_stretch_is_judged_by_the_readings_around_it() -> None:
+    for heard, begin_s, end_s, found in (
         # A stretch between two readings is judged by both.
         (COOLING, 1.2, 1.3, True),
         (COOLING, 0.2, 0.3, True),
@@ -92,13 +91,9 @@ STALLED = node(*(reading(t, [False]) for t in (0.0, 1.0, 9.0, 10.0)))
         (ERRING, 0.1, 3.9, 3),
         # A counter that began anew has counted what it shows.
         (erring(5, 5, 1, 1), 0.5, 2.5, 1),
-    ],
-)
-def test_stretch_is_judged_by_the_readings_around_it(
-    heard: Heard, begin_s: float, end_s: float, found: bool | int | None
-) -> None:
-    column = "ecc_errors" if type(found) is int else "throttled"
-    assert health_of(heard, 1, begin_s, end_s)[column] is found
+    ):
+        column = "ecc_errors" if type(found) is int else "throttled"
+        assert health_of(heard, 1, begin_s, end_s)[column] is found, (begin_s, end_s)
 
 
 def test_what_was_seen_counts_and_what_a_node_does_not_tell_is_unknown() -> None:

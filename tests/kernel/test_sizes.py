@@ -1,4 +1,3 @@
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,6 +35,6 @@ def test_bins_never_fall_as_sizes_grow(size: int, step: int) -> None:
     assert size_bin(size) <= size_bin(min(size + step, TOP))
 
 
-@pytest.mark.parametrize("size", [0, -1, -(1 << 70), 1 << 62, 1 << 80])
-def test_absurd_sizes_have_no_bin(size: int) -> None:
-    assert size_bin(size) == -1
+def test_absurd_sizes_have_no_bin() -> None:
+    for size in [0, -1, -(1 << 70), 1 << 62, 1 << 80]:
+        assert size_bin(size) == -1
