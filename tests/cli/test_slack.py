@@ -170,23 +170,20 @@ def test_hidden_calls_get_fewest_channels(policy: Path, shell: Shell, tmp_path: 
     assert "which simulated jobs do not keep to" in refused(played, 2)
 
 
-@pytest.mark.parametrize(
-    ("slack", "spread", "chosen"),
-    [
+def test_a_loss_counts_with_its_spread(shell: Shell, tmp_path: Path) -> None:
+    for slack, spread, chosen in (
         ("0.12", 0.01, "Ring/LL/2ch"),
         ("5%", 0.02, None),
         ("1%", 0.001, None),
         # A network tells no spread: the 2 % of 4 channels count with the noise band of 1 %.
         ("2.5%", None, None),
         ("5%", None, "Ring/LL/4ch"),
-    ],
-)
-def test_a_loss_counts_with_its_spread(
-    slack: str, spread: float | None, chosen: str | None, shell: Shell, tmp_path: Path
-) -> None:
-    made = make_policy(tmp_path / "policy", frame(*rows("trained", 1)), spread)
-    assert shell(*EXPORT, made, "--out", "a", "--slack", slack, "--hidden", "all").code == 0
-    assert configs(shell, "a") == {chosen}
+    ):
+        case = f"{slack}-{spread}"
+        made = make_policy(tmp_path / case, frame(*rows("trained", 1)), spread)
+        asked = ("--out", f"a{case}", "--slack", slack, "--hidden", "all")
+        assert shell(*EXPORT, made, *asked).code == 0
+        assert configs(shell, f"a{case}") == {chosen}, case
 
 
 def test_an_exposed_bin_between_two_with_slack_does_not_pass_with_them(policy: Path) -> None:
@@ -328,30 +325,29 @@ def test_the_objective_job_needs_its_calls(policy: Path, shell: Shell, tmp_path:
         assert said in refused(shell(*EXPORT, policy, "--out", "a", *asked), code)
 
 
-@pytest.mark.parametrize(
-    ("asked", "chosen", "beyond"),
-    [
-        (("--max-channels", 8), None, 25),  # nothing of 8 or fewer is not slower
-        (("--max-channels", 16), None, 0),
-        (("--max-channels", 24), "Ring/Simple/24ch", 0),
-        (("--max-channels", 2, "--slack", "5%", "--hidden", "all"), None, 25),
-        (("--max-channels", 2, "--slack", "20%", "--hidden", "all"), "Ring/LL/2ch", 0),
-        # Nothing is hidden there, and an exposed call may lose nothing.
-        (("--max-channels", 4, "--slack", "5%", "--hidden", "calls"), None, 25),
-    ],
-)
-def test_no_answer_takes_more_channels_than_may_be(
-    asked: tuple[object, ...], chosen: str | None, beyond: int, policy: Path, shell: Shell,
-    tmp_path: Path,
-) -> None:  # fmt: skip
+def test_no_answer_has_more_channels(policy: Path, shell: Shell, tmp_path: Path) -> None:
     calls_of(tmp_path / "calls", traced(0, exposed_us=100.0))
-    done = shell(*EXPORT, policy, "--out", "a", *asked)
-    assert done.code == 0, done.err
-    assert configs(shell, "a") == {chosen}
-    assert (f"in {beyond} or more with more channels than answers may" in done.out) == (beyond > 0)
-    checks = shell("dynamiccl-deploy", "doctor", "a", "--json")
-    [bound] = [c for c in json.loads(checks.out) if c["name"] == "channels"]
-    assert "coll_reg.cc" in bound["advice"]
+    for most, slack, chosen, beyond in (
+        (8, (), None, 25),  # nothing of 8 or fewer is not slower
+        (16, (), None, 0),
+        (24, (), "Ring/Simple/24ch", 0),
+        (2, ("--slack", "5%", "--hidden", "all"), None, 25),
+        (2, ("--slack", "20%", "--hidden", "all"), "Ring/LL/2ch", 0),
+        # Nothing is hidden there, and an exposed call may lose nothing.
+        (4, ("--slack", "5%", "--hidden", "calls"), None, 25),
+    ):
+        out = f"a{most}{'-'.join(slack)}"
+        done = shell(*EXPORT, policy, "--out", out, "--max-channels", most, *slack)
+        assert done.code == 0, done.err
+        assert configs(shell, out) == {chosen}
+        said = f"in {beyond} or more with more channels than answers may"
+        assert (said in done.out) == (beyond > 0)
+        [bound] = [
+            check
+            for check in json.loads(shell("dynamiccl-deploy", "doctor", out, "--json").out)
+            if check["name"] == "channels"
+        ]
+        assert "coll_reg.cc" in bound["advice"]
 
 
 def test_doctor_says_whether_a_job_has_proved_the_step(policy: Path, shell: Shell) -> None:

@@ -8,11 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.collect.launchers import (
-    MAX_LINE_BYTES,
-    Interrupt,
-    run_process,
-)
+from dynamiccl.collect.launchers import MAX_LINE_BYTES, Interrupt, run_process
 from tests.collect.live_processes import Limits, is_running, run_to_end
 
 LIMITS = Limits(startup_s=20, stall_s=20, grace_s=5)

@@ -43,12 +43,7 @@ def sweep(text: str = TEXT) -> Sweep:
 
 
 def run(
-    out: Path,
-    made: Sweep | None = None,
-    *,
-    resume: bool = False,
-    runner: Any = None,
-    **more: Any,
+    out: Path, made: Sweep | None = None, *, resume: bool = False, runner: Any = None, **more: Any
 ) -> Summary:
     made = made or sweep()
     strategy = Cycles(made.file, made.trials)

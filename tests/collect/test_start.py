@@ -12,13 +12,7 @@ from typing import Any
 import pytest
 
 from dynamiccl.collect import batch, cli, journal
-from dynamiccl.collect.batch import (
-    RunOptions,
-    batch_script,
-    queue_again,
-    script_path,
-    submit_sweep,
-)
+from dynamiccl.collect.batch import RunOptions, batch_script, queue_again, script_path, submit_sweep
 from dynamiccl.collect.cli import start_sweep
 from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.run import Summary

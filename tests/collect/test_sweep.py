@@ -7,14 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl.collect.grid import (
-    Setting,
-    chains,
-    communicators,
-    factor_ladder,
-    parse_size,
-    walks,
-)
+from dynamiccl.collect.grid import Setting, chains, communicators, factor_ladder, parse_size, walks
 from dynamiccl.collect.plan import (
     GBYTES_PER_S,
     LATENCY_US,

@@ -25,12 +25,7 @@ from dynamiccl.collect.run import SweepProgress
 from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import Collective
-from tests.collect.benchmark.stand_in import (
-    Lab,
-    statuses,
-    sweep,
-    wanted,
-)
+from tests.collect.benchmark.stand_in import Lab, statuses, sweep, wanted
 from tests.fakes.nccl_tests.install import install_stand_in
 
 

@@ -221,11 +221,7 @@ _NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul
 
 
 def one_call(
-    tmp_path: Path,
-    kernel: str = _NAME,
-    told: Mapping[str, Any] | None = None,
-    *,
-    own: bool = False,
+    tmp_path: Path, kernel: str = _NAME, told: Mapping[str, Any] | None = None, *, own: bool = False
 ) -> dict[str, Any]:
     chrome = Chrome()
     chrome.collective(100.0, 50.0, kernel, own=own, told=told)
