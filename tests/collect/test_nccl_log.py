@@ -18,6 +18,7 @@ from dynamiccl.errors import OutputError
 from dynamiccl.nccl import Algorithm, Collective
 from tests.collect.parsed import INPUTS
 from tests.data_sets import SWEEP, make_data
+from tests.published import COPIES
 
 
 def log(*lines: str) -> NcclLog:
@@ -114,24 +115,10 @@ def test_nothing_is_kept_of_secrets_and_logs() -> None:
 
 
 HEAD = "lab:1:1 [0] NCCL INFO "
-#: NCCL 2.29.7, two ranks over sockets (shared/data/logs/ebpf_broadcast_default_v2.18): two blocks.
-BLOCK = (
-    "  Algorithm   |                            Tree                  |"
-    "                            Ring                  |",
-    "  Protocol    |             LL |          LL128 |         Simple |"
-    "             LL |          LL128 |         Simple |",
-    " Max NThreads |            512 |            640 |            512 |"
-    "            512 |            640 |            256 |",
-    "    Broadcast |     0.0/   0.0 |     0.0/   0.0 |     0.0/   0.0 |"
-    "     9.3/   1.2 |    18.0/   0.0 |    22.4/   2.4 |",
-    "    AllReduce |    16.8/   0.5 |    31.0/   0.0 |    36.4/   1.9 |"
-    "    16.6/   1.2 |    31.0/   0.0 |    36.4/   2.4 |",
-)
-PAT = (
-    "  Algorithm   |                             PAT                  |",
-    " Max NThreads |              0 |              0 |              0 |",
-    "    AllGather |     0.0/   0.0 |     0.0/   0.0 |    17.6/   3.6 |",
-)
+#: Of NCCL 2.29.7, two ranks over sockets: the blocks of Tree, Ring and CollNetDirect, and of PAT.
+DEBUG = COPIES / "logs" / "ebpf_broadcast_default_v2.18.nccl_debug.log"
+TABLE = [line.partition("INFO ")[2] for line in DEBUG.read_text().splitlines() if " |" in line]
+BLOCK, PAT = TABLE[:8], TABLE[16:]
 
 
 def test_tables_of_several_communicators_and_of_later_releases() -> None:
@@ -141,7 +128,9 @@ def test_tables_of_several_communicators_and_of_later_releases() -> None:
     both = log(*BLOCK, *other)
     assert (len(both.costs), both.cost_table()) == (2, None)
     table = log(*PAT, BLOCK[0].replace("Tree", "Star"), *BLOCK[1:]).cost_table()
-    assert {algorithm for _, algorithm, _ in table or {}} == {Algorithm.PAT, Algorithm.Ring}
+    assert {algorithm for _, algorithm, _ in table or {}} == {
+        *(Algorithm.PAT, Algorithm.Ring, Algorithm.CollNetDirect)
+    }
 
 
 def test_log_of_a_job_without_a_benchmark_gives_its_table(tmp_path: Path) -> None:
@@ -150,10 +139,10 @@ def test_log_of_a_job_without_a_benchmark_gives_its_table(tmp_path: Path) -> Non
     path.write_text(said + "".join(f"{HEAD}{line}\n" for line in BLOCK))
     import_files([path], tmp_path / "out", options=ImportOptions(system="lab", gpu="H100"))
     costs = store.read(tmp_path / "out", "costs")
-    assert costs.height == 2 * 6
+    assert costs.height == 5 * 9
     facts = ("num_ranks", "num_nodes", "ranks_per_node", "gpu", "launch_profile")
     assert costs.select(facts).unique().rows() == [(16, 2, 8, "H100", "default")]
-    assert other_lines(tmp_path / "out", ()) == ["lab: 12 cells of NCCL's own cost model"]
+    assert other_lines(tmp_path / "out", ()) == ["lab: 45 cells of NCCL's own cost model"]
     path.write_text(said)
     with pytest.raises(OutputError, match="no row of nccl-tests"):
         import_files([path], tmp_path / "none", options=ImportOptions(system="lab"))
