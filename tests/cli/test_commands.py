@@ -28,14 +28,8 @@ def test_light_commands_load_no_heavy_package() -> None:
     """`dynamiccl-collect` runs on a login node, and --help at once."""
     heavy = {"torch", "d3rlpy", "mlflow", "matplotlib", "jinja2", "ray", "optuna"}
     code = f"import sys, {', '.join(MODULES.values())}; print({heavy} & sys.modules.keys())"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.stdout == "set()\n"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.check_output([sys.executable, "-P", "-c", code], env=env) == b"set()\n"
 
 
 @pytest.mark.parametrize(
