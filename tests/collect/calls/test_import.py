@@ -30,20 +30,15 @@ def row_of(tmp_path: Path, *records: np.void, **options: Any) -> dict[str, Any]:
     return calls.row(0, named=True)
 
 
-def test_time_skew_and_environment_by_hand(tmp_path: Path) -> None:
+def test_time_and_skew_by_hand_and_what_the_caller_knows(tmp_path: Path) -> None:
+    """What else a call is told to be: tests/golden/data/logs-recorder.json."""
     facts = tmp_path / "systems.toml"
     facts.write_text('[systems.box]\nnic_kind = "roce"\n')
     known = {"systems_file": facts, "nccl_version": "2.30.7"}
     row = row_of(tmp_path, record(5, 0, 120.0), record(5, 1, 90.5), **known)
     assert (row["time_us"], row["skew_us"]) == (90.5, 29.5)
-    assert (row["ranks_seen"], row["ranks_timed"], row["sequence"]) == (2, 2, 5)
-    assert (row["ranks_agree"], row["sampled"], row["incomplete"]) == (True, True, False)
-    told = ("gpu", "mig", "nccl_version", "nic_kind", "nics_per_node")
-    gpu = "NVIDIA H100 80GB HBM3"
-    assert [row[name] for name in told] == [gpu, False, "2.30.7", "roce", 8]
-    assert row["node_fingerprint"] == f"gpu={gpu}*8;mig=0;nic=infiniband*8"
+    assert (row["nccl_version"], row["nic_kind"], row["nics_per_node"]) == ("2.30.7", "roce", 8)
     assert (row["system"], row["sweep"], row["run"]) == ("box", "in", "4711")
-    assert (row["plugin_mode"], row["plugin_version"]) == ("observe", None)
 
 
 def test_time_is_known_where_all_ranks_know_theirs_and_flags_have_columns(tmp_path: Path) -> None:
