@@ -214,13 +214,6 @@ def test_a_run_that_failed_before_its_first_row_is_told(tmp_path: Path) -> None:
     summary, _ = imported(tmp_path / "failed.log", text)
     [told] = [text for text in summary.files[0].remarks if "failed" in text]
     assert told.startswith("line 9: a run failed before its first row: n1: Test NCCL failure")
-    # Each launch has the settings of its own command: the shell's lines have no launcher's prefix.
-    lines = text.splitlines()
-    tagged = [line if line.startswith("$") else f"[1,0]<stdout>:{line}" for line in lines]
-    (tmp_path / "tagged").mkdir()
-    _, rows = imported(tmp_path / "tagged" / "runs.log", "\n".join(tagged))
-    found = [(r["requested_algorithm"], r["num_ranks"], r["status"]) for r in rows]
-    assert list(dict.fromkeys(found)) == [("NVLS", 4, "failed"), ("Ring", 4, "ok")]
 
 
 def test_what_is_said_between_two_runs_is_of_the_second(tmp_path: Path) -> None:
