@@ -1,5 +1,6 @@
 """Layouts known from public issues, with invented numbers; outputs of several runs, some failed."""
 
+import random
 from itertools import product
 from pathlib import Path
 
@@ -249,6 +250,58 @@ def test_runs_are_what_the_lines_around_them_say(shown: str, wanted: str, tmp_pa
     rows.sort(key=lambda row: (row["run"], bool(row["in_place"])))
     runs = {row["run"]: row for row in reversed(rows)}
     assert "; ".join(map(told, reversed(runs.values()))).replace("AllReduce ", "") == wanted
+
+
+def typed(draw: random.Random, env: dict[str, str]) -> tuple[list[str], str | None]:
+    """Lines up to a command, and the algorithm that it has; `env` is what is exported."""
+    run, algo = "./all_reduce_perf -b 1M", draw.choice(["Ring", "Tree"])
+    kinds = {
+        "plain": [run],
+        "export": [f"export NCCL_ALGO={algo}", run],
+        "late": [f"NCCL_ALGO={algo}", "export NCCL_ALGO", run],
+        "unset": [f"export NCCL_ALGO={algo}", "unset NCCL_ALGO", run],
+        "without": [f"env -u NCCL_ALGO {run}"],
+        "comment": [f"# export NCCL_ALGO={algo}", f"#NCCL_ALGO={algo}", run],
+        "never": ['if [ "$1" = x ]; then', f"  export NCCL_ALGO={algo}", "fi", run],
+        "subshell": [f"(export NCCL_ALGO={algo}; make)", run],
+        "inline": [f"NCCL_ALGO={algo} {run}"],
+        "mpirun": ["mpirun -np 4 \\", f"  -x NCCL_ALGO={algo} \\", f"  {run}"],
+        "loop": [f'for a in "{algo}"; do NCCL_ALGO=$a {run}; done'],
+        "banner": [f"=== NCCL_ALGO={algo} ===", f"NCCL_ALGO=$X {run}"],
+    }
+    kind = draw.choice([*kinds])
+    if kind in {"export", "late"}:
+        env["NCCL_ALGO"] = algo
+    elif kind == "unset":
+        env.clear()
+    lines = [draw.choice(["", "$ ", "me@n1:~$ "]) + line for line in kinds[kind]]
+    if kind in {"export", "late", "unset"} and draw.random() < 0.3:
+        lines.pop()  # the command is not shown
+    if kind in {"inline", "mpirun", "loop", "banner"}:
+        return lines, algo
+    return lines, None if kind == "without" else env.get("NCCL_ALGO")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nothing_wrong_is_said_of_a_run(seed: int, tmp_path: Path) -> None:
+    draw, env, truths, lines = random.Random(seed), dict[str, str](), list[str | None](), [""]
+    for number in range(5):
+        shown, algorithm = typed(draw, env)
+        truths.append(algorithm)
+        if number and "export" in shown[0] and draw.random() < 0.3:
+            # Printed too early, among the last lines of the run before.
+            lines.insert(len(lines) - draw.randrange(3), shown.pop(0))
+        whole = output(50 + number)
+        ends = (whole, whole, whole[:-1], whole[2:], [*whole[:4], "Killed"], whole[:6], whole * 2)
+        lines += [*shown, *draw.choice(ends)]
+    try:
+        _, rows = imported(tmp_path / "runs.log", "\n".join([*lines, ""]))
+    except OutputError:
+        return  # nothing of it is taken, which is said
+    for row in (row for row in rows if row["status"] == "ok" and not row["in_place"]):
+        is_known = row["is_default"] or row["requested_algorithm"] is not None
+        truth = truths[int(row["time_us"]) - 50]
+        assert not is_known or row["requested_algorithm"] == truth, "\n".join(lines)
 
 
 def test_forced_runs_that_only_the_name_of_the_file_tells_are_not_known(tmp_path: Path) -> None:
