@@ -164,8 +164,8 @@ def test_hidden_calls_get_fewest_channels(policy: Path, shell: Shell, tmp_path: 
         assert "said of the step here, not of the call" in said
         assert "A/B" in said
     found = shell("dynamiccl-deploy", "explain", "a", "--json").json
-    none = {"max_channels": None, "job": [], "sm_price": 0}
-    assert found["slack"] == {"share": 0.05, "hidden": "all", **none}
+    slack = {"share": 0.05, "hidden": "all", "max_channels": None, "job": [], "sm_price": 0}
+    assert found["slack"] == slack
     played = shell("dynamiccl-evaluate", "simulate", "--policy", "a", "--out", "o")
     assert "which simulated jobs do not keep to" in refused(played, 2)
 

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,17 +93,14 @@ def test_validity_is_nccl_s_table() -> None:
             allowed = VALID[collective.wire].get(algorithm.wire, "")
             for protocol in Protocol:
                 reason = invalid_reason(Config(algorithm, protocol), collective)
-                assert (reason is None) == (LETTER[protocol] in allowed), (
-                    algorithm,
-                    protocol,
-                    reason,
-                )
+                is_valid = LETTER[protocol] in allowed
+                assert (reason is None) == is_valid, (algorithm, protocol, reason)
             # With the protocol left to NCCL, an algorithm is valid when any protocol is.
             assert (invalid_reason(Config(algorithm), collective) is None) == bool(allowed)
 
 
 def test_reason_says_what_does_not_fit() -> None:
-    for config, collective, where, reason in (
+    table: list[tuple[Config, Collective, dict[str, Any], str | None]] = [
         (Config(NVLS, LL), AR, {}, "NVLS has no LL for AllReduce"),
         (Config(TREE), Collective.Broadcast, {}, "Broadcast has no Tree"),
         (Config(RING), Collective.AlltoAll, {}, "NCCL never asks a tuner about AlltoAll"),
@@ -116,7 +115,8 @@ def test_reason_says_what_does_not_fit() -> None:
         (Config(RING, SIMPLE, None, 1 << 20), AR, {"version": (2, 30, 3)}, None),
         (Config(RING, SIMPLE, None, 1 << 20), AR, {"version": (2, 29)}, "a chunk size needs NCCL"),
         *((ABSTAIN, each, {"version": (2, 18), "num_nodes": 1}, None) for each in Collective),
-    ):
+    ]
+    for config, collective, where, reason in table:
         version = NcclVersion(*where["version"]) if "version" in where else None
         found = invalid_reason(config, collective, **where | {"version": version})
         assert found is None if reason is None else str(found).startswith(reason), config

@@ -58,8 +58,8 @@ def job_fixture(tmp_path: Path) -> Path:
 def test_a_directory_of_all_kinds_is_one_import(job: Path, shell: Shell, tmp_path: Path) -> None:
     # Twice gives the same parts.
     for _ in range(2):
-        told = ("--system", "box", "--systems", job / "systems.toml")
-        done = shell(COLLECT, "import", job, "--out", "data", *told)
+        known = ("--system", "box", "--systems", job / "systems.toml")
+        done = shell(COLLECT, "import", job, "--out", "data", *known)
         assert done.code == 0, done.err
         assert "systems.toml" not in done.err
         parts = [store.part_paths(tmp_path / "data", kind) for kind in ("calls", "steps")]
