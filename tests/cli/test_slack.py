@@ -186,7 +186,7 @@ def test_a_loss_counts_with_its_spread(shell: Shell, tmp_path: Path) -> None:
         assert configs(shell, f"a{case}") == {chosen}, case
 
 
-def test_an_exposed_bin_between_two_with_slack_does_not_pass_with_them(policy: Path) -> None:
+def test_an_exposed_bin_between_two_does_not_pass(policy: Path) -> None:
     """It wants the same config, which passed at both for a loss below the slack."""
     [support] = table_supports(Manifest.read(policy))
     own: dict[str, Any] = {"action": 2, "config": "Ring/LL/4ch", "channels": 4, "own_channels": 16}

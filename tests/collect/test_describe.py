@@ -59,7 +59,7 @@ def only(*rows: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_gain_is_over_the_untouched_default_beyond_the_measured_noise_or_that_of_repeats() -> None:
+def test_gain_is_over_the_untouched_default_beyond_noise() -> None:
     pair = [default(100.0, aa_noise_band=0.3), default(150.0, repeat=1, aa_noise_band=0.3)]
     found = only(*pair, forced("Ring", "LL", 100.0, aa_noise_band=0.3))
     assert found["noise_band"] == 0.3

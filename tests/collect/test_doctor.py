@@ -188,7 +188,7 @@ def test_what_is_wrong_is_said_with_the_fix() -> None:
         assert check.advice or status is not FAIL
 
 
-def test_what_is_not_needed_is_not_asked_and_binaries_are_those_of_the_folder() -> None:
+def test_what_is_not_needed_is_not_asked() -> None:
     assert "torch" not in found(HEALTHY)
     assert "nccl-tests" not in found(HEALTHY, BESIDE)
     assert "nccl-tests with MPI" not in found(WITHOUT_MPI)

@@ -45,7 +45,7 @@ def test_same_file_twice_is_taken_once(tmp_path: Path) -> None:
     assert (record["tool"], len(record["files"]["job7.log"])) == ("import", 64)
 
 
-def test_systems_file_sets_topology_and_name_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
+def test_systems_file_sets_topology_and_name(tmp_path: Path) -> None:
     systems = tmp_path / "systems.toml"
     systems.write_text(
         '[systems.s]\nname = "short"\ncompute_capability = 9.0\nnvswitch = true\nnic_kind = "efa"\n'
@@ -243,7 +243,7 @@ def test_what_contradicts_itself_without_a_time_is_refused(tmp_path: Path) -> No
     assert any("differ by up to 5 %" in remark for remark in summary.files[0].remarks)
 
 
-def test_a_column_that_may_be_of_the_config_is_no_choice_of_nccls(tmp_path: Path) -> None:
+def test_a_column_of_the_config_is_no_choice_of_nccls(tmp_path: Path) -> None:
     text = "op,size_bytes,config,host,lat\nallreduce,8,Tree/LL,a,9\nallreduce,8,default,b,8\n"
     named = "collective=op,time_us=lat"
     summary, rows = imported(tmp_path / "t.csv", text, foreign_columns=named)

@@ -54,7 +54,7 @@ child.wait()
 """
 
 
-def test_started_program_is_heard_and_ended_with_all_its_children() -> None:
+def test_started_program_ends_with_its_children() -> None:
     said: list[str] = []
     with LOCAL.start(python(PARENT), 1, said.append) as program:
         assert program.wait_for(lambda: said == ["up"], 20)
@@ -160,7 +160,7 @@ def facts_by(folder: Path, **settings: object) -> dict[str, Any]:
     return found
 
 
-def test_nvml_says_what_the_gpus_are_and_what_it_refuses_is_not_known(fake_nvml: Path) -> None:
+def test_nvml_says_what_the_gpus_are(fake_nvml: Path) -> None:
     facts = facts_by(fake_nvml, gpus=8)
     wanted = {
         "nvml_error": None,
@@ -187,7 +187,7 @@ def test_nvml_says_what_the_gpus_are_and_what_it_refuses_is_not_known(fake_nvml:
     assert "gpu" not in facts
 
 
-def test_node_without_nvml_says_what_to_install_and_what_the_kernel_shows(tmp_path: Path) -> None:
+def test_node_without_nvml_says_what_to_install(tmp_path: Path) -> None:
     for name, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "4: ACTIVE"), ("mlx5_2", "1: DOWN")):
         sysfs.infiniband(tmp_path, name, state=state)
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nvendor_id\t: GenuineIntel\n")
@@ -272,7 +272,7 @@ class Started(Nodes):
         return is_running(self.pids[0])
 
 
-def test_stress_is_ended_when_the_launch_fails_and_told_when_it_ends_itself() -> None:
+def test_stress_ends_with_the_launch_and_is_missed() -> None:
     nodes = Started()
     stress = disturb(nodes, None, setting("cpu", 0.1), NOTHING)
     with suppress(ZeroDivisionError), stress as lost:
@@ -305,7 +305,7 @@ def test_traffic_runs_on_the_gpus_that_are_left_free(
     ]
 
 
-def test_traffic_needs_to_know_how_many_gpus_there_are_and_one_to_spare() -> None:
+def test_traffic_needs_a_gpu_to_spare() -> None:
     too_few = "of 2; take groups with fewer ranks_per_node"
     for num_gpus, said in ((None, "of nobody knows how many"), (2, too_few)):
         traffic = disturb(LOCAL, num_gpus, setting("traffic", 0.5), NOTHING)
@@ -351,7 +351,7 @@ def test_cpu_stress_takes_its_share_of_a_core() -> None:
 
 
 def test_it_ends_by_a_signal_and_leaves_nobody() -> None:
-    """What ends a sampler, its starter too, ends it (tests/collect/test_watch.py)."""
+    """As a sampler does, also with its starter (test_watch.py)."""
     with disturbing("0.1") as ended, disturbing("0.1") as killed:
         workers = [pid for child in (ended, killed) for pid in children(child.pid)]
         assert len(workers) == 2

@@ -85,7 +85,7 @@ class Progress(SweepProgress):
 
 
 def test_progress_is_told_and_each_round_is_a_part(tmp_path: Path) -> None:
-    """The rows of such a sweep are in tests/golden/data/sweeps-simulated.json."""
+    """Its rows: tests/golden/data/sweeps-simulated.json."""
     progress = Progress()
     summary = run(tmp_path, progress=progress)
     assert progress.expected == len(progress.outcomes) == 3 * PICKS + INFEASIBLE
@@ -97,7 +97,7 @@ def test_progress_is_told_and_each_round_is_a_part(tmp_path: Path) -> None:
     assert sorted(runs, key=str) == [{f"cycle-{number}"} for number in range(3)]
 
 
-def test_what_does_not_fit_the_journal_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_what_does_not_fit_the_journal_is_refused(tmp_path: Path) -> None:
     whole = sweep()
     run(tmp_path / "a", Sweep(whole.file, whole.text, whole.trials[:2]))
     before = store.part_paths(tmp_path / "a")
@@ -151,7 +151,7 @@ class Flaky(SimulatorRunner):
         return {"source": Source.NCCL_TESTS_TEXT.value, "gpu": "H100"}
 
 
-def test_config_that_ended_two_launches_is_kept_out_from_its_size_on(tmp_path: Path) -> None:
+def test_config_is_kept_out_from_its_size_on(tmp_path: Path) -> None:
     made = sweep(ONE)
     flaky = Flaky(made)
     summary = run(tmp_path, made, runner=flaky)
@@ -171,7 +171,7 @@ def test_config_that_ended_two_launches_is_kept_out_from_its_size_on(tmp_path: P
     assert flaky.tried[f"AllReduce:2x8:{2 << 20}:Ring/Simple"] == 2
 
 
-def test_launches_that_a_config_ended_are_counted_across_a_resume(tmp_path: Path) -> None:
+def test_ended_launches_are_counted_across_a_resume(tmp_path: Path) -> None:
     made = sweep(ONE)
 
     class Goes(Flaky):

@@ -67,7 +67,7 @@ def script_of(*header: str) -> str:
     return batch_script(sweep(launcher=table), wanted, script_path(OUT, "grid"))
 
 
-def test_the_whole_script_and_lines_that_are_no_option_or_ask_for_an_array() -> None:
+def test_the_whole_script_and_lines_that_are_refused() -> None:
     assert script_of("--time=02:00:00", "#SBATCH --gpus-per-node=8") == WHOLE
     assert script_path(OUT, "h100 night/1") == OUT / ".slurm" / "h100-night-1.sbatch"
     for line in (
@@ -143,7 +143,7 @@ def test_submitting_again(played: Played, tmp_path: Path, monkeypatch: pytest.Mo
     assert len(played.asked("sbatch")) == 2
 
 
-def test_a_job_is_alive_unless_its_state_is_known_to_be_the_end(played: Played) -> None:
+def test_a_job_is_alive_unless_its_end_is_known(played: Played) -> None:
     for line, state in (
         ("RUNNING|None|n[1-2]", "RUNNING on n[1-2]"),
         ("PENDING|PartitionTimeLimit|", "PENDING (PartitionTimeLimit: more than its partition"),
@@ -232,7 +232,7 @@ def test_a_job_is_queued_again_where_its_time_limit_left_work(
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_job_whose_machine_fails_is_queued_again_if_it_measured_something(
+def test_a_job_that_measured_something_is_queued_again(
     number: int, played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(self: SimulatorRunner, launch: Launch, progress: Callable[[int], None]) -> Any:

@@ -96,7 +96,7 @@ def test_stretch_is_judged_by_the_readings_around_it() -> None:
         assert health_of(heard, 1, begin_s, end_s)[column] is found, (begin_s, end_s)
 
 
-def test_what_was_seen_counts_and_what_a_node_does_not_tell_is_unknown() -> None:
+def test_what_a_node_does_not_tell_is_unknown() -> None:
     died_hot = node(reading(0.0, [False]), reading(1.0, [True], [2]))
     assert health_of(died_hot, 1, 0.5, 50.0) == {**UNKNOWN, "throttled": True, "ecc_errors": 2}
     # One GPU of a node is enough; one that does not answer leaves the others unknown.
@@ -241,7 +241,7 @@ def test_what_a_gpu_or_port_denies_is_not_known(fake_nvml: Path, tmp_path: Path)
     assert [bits for bits in (*slow, 0x1, 0x2, 0x110) if bits & SLOWED] == [*slow]
 
 
-def test_it_ends_by_a_signal_or_the_input_of_one_that_greeted_it(fake_nvml: Path) -> None:
+def test_it_ends_by_a_signal_or_a_greeters_input(fake_nvml: Path) -> None:
     with sampling(fake_nvml) as greeted, sampling(fake_nvml) as other:
         assert greeted.stdin is not None
         assert other.stdin is not None
@@ -273,7 +273,7 @@ def test_it_ends_when_its_parent_is_gone(fake_nvml: Path, tmp_path: Path) -> Non
     await_true(lambda: not is_running(pid))
 
 
-def test_ports_are_read_by_the_names_of_mlx5_efa_and_the_port_itself(tmp_path: Path) -> None:
+def test_ports_are_read_by_their_drivers_names(tmp_path: Path) -> None:
     mlx5 = sysfs.infiniband(tmp_path, "mlx5_0", layer="Ethernet")
     sysfs.write(mlx5 / "hw_counters", out_of_sequence=3, np_cnp_sent=7, rp_cnp_handled=1)
     sysfs.write(sysfs.efa(tmp_path, "efa0") / "hw_counters", retrans_pkts=2)

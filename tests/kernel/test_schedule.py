@@ -22,7 +22,7 @@ GOOD = schedule.Schedule(
 )
 
 
-def test_blocks_and_calls_are_counted_and_limits_are_what_the_plugin_reads() -> None:
+def test_blocks_and_calls_are_counted_within_limits() -> None:
     """The layout is what the plugin reads: tests/serve/test_sweep.py."""
     data = GOOD.to_bytes()
     assert data[-8:] == schedule.fnv1a(data[:-8]).to_bytes(8, "little")

@@ -29,8 +29,8 @@ from tests.collect.benchmark.stand_in import Lab, sweep, wanted
 from tests.fakes.nccl_tests.install import install_stand_in
 
 
-def test_a_row_knows_its_machine_its_moment_and_its_iterations(lab: Lab) -> None:
-    """Status, times and what was verified of such rows: tests/golden/data/sweeps-plain.json."""
+def test_a_row_knows_machine_moment_and_iterations(lab: Lab) -> None:
+    """The rest of a row: tests/golden/data/sweeps-plain.json."""
     algorithms = '["Tree", "CollNetDirect"]'
     made = sweep(cycles="1", algorithms=algorithms, runner="{ per_iteration = true }")
     # The grid and the reference; and what runs is read back.
@@ -67,7 +67,7 @@ def test_what_takes_long_and_does_not_win_is_not_started(lab: Lab) -> None:
     assert ok.rows() == [("LL", 1 << 20, 2), ("Simple", 1 << 20, 2), ("Simple", 4 << 20, 2)]
 
 
-def test_tuned_collectives_are_played_with_chunks_and_others_left_as_they_are(lab: Lab) -> None:
+def test_tuned_collectives_alone_are_played_with_chunks(lab: Lab) -> None:
     made = sweep(
         collectives='["ReduceScatter", "Reduce", "AlltoAll", "SendRecv"]',
         algorithms='["Ring"]',
@@ -111,7 +111,7 @@ ONCE = ("trial", "run", "repeat", "default_scope", "in_place")
         ("FAKE_CRASH", PATIENT, ("failed", "exit code")),
     ],
 )
-def test_config_that_ends_two_launches_is_kept_out_and_everything_else_is_measured(
+def test_config_that_ends_two_launches_is_kept_out(
     mischief: str, runner: str, told: tuple[str, str], lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(mischief, "Tree/LL/4ch")
@@ -173,7 +173,7 @@ def test_a_torn_row_runs_again_with_what_follows(lab: Lab, monkeypatch: pytest.M
     assert found.filter(pl.col("repeat") < 2).height == 2 * 3 * (8 + 2 + 2)
 
 
-def test_what_cannot_be_read_back_is_measured_and_not_verified(lab: Lab) -> None:
+def test_what_cannot_be_read_back_is_not_verified(lab: Lab) -> None:
     lab.lose("read-back", 1, 2)
     made = sweep(cycles="1", datatypes='["float", "half"]', runner=PATIENT)
     # One never begins, and is not tried a third time.
@@ -233,7 +233,7 @@ def test_what_cannot_be_measured_here_is_refused(tmp_path: Path) -> None:
             lab.check(made)
 
 
-def test_configs_without_a_plugin_that_can_play_them_are_refused(lab: Lab) -> None:
+def test_configs_without_a_plugin_are_refused(lab: Lab) -> None:
     needs = r"needs NCCL 2\.24\.\d or later, and nccl_version is 2\."
     with pytest.raises(MachineError, match=needs):
         lab.check(sweep(nccl_version='"2.23.4"'))
@@ -303,7 +303,7 @@ def test_an_image_is_told_paths_of_its_inside(lab: Lab, monkeypatch: pytest.Monk
     assert not any(hidden in call for call in calls for hidden in (str(lab.out), plugins))
 
 
-def test_what_the_container_cannot_see_is_refused_before_anything_runs(lab: Lab) -> None:
+def test_what_the_container_cannot_see_is_refused(lab: Lab) -> None:
     seen = r"libnccl-tuner-dynamiccl-sweep\.so cannot be seen inside"
     with pytest.raises(InvalidSweep, match=seen):
         lab.run(sweep(launcher=launcher(lab.folder, f"{lab.folder}:{lab.folder}")))

@@ -89,7 +89,7 @@ def test_the_one_with_more_rows_is_taken(recorded: Recorded) -> None:
     assert (source(found), len(found)) == ({"nccl-tests-json"}, BLOCKS)
 
 
-def test_row_of_a_size_that_is_not_the_next_ends_what_is_believed(recorded: Recorded) -> None:
+def test_row_of_another_size_ends_what_is_believed(recorded: Recorded) -> None:
     lines = list(recorded.lines)
     del lines[recorded.rows[4]]
     assert sizes_of(recorded.read(lines)) == [*SIZES, SIZES[0]]
@@ -134,7 +134,7 @@ WORDS = st.sampled_from(
 @given(data=st.data(), words=WORDS)
 @settings(deadline=None, max_examples=120)
 @pytest.mark.parametrize("which", ["recorded", "one_size"])
-def test_words_of_another_rank_never_give_a_time_to_another_block(
+def test_words_of_another_rank_move_no_time(
     data: st.DataObject, words: str, which: str, request: pytest.FixtureRequest
 ) -> None:
     made: Recorded = request.getfixturevalue(which)
@@ -242,14 +242,14 @@ def test_each_block_has_the_choice_of_its_calls() -> None:
 
 @given(at=st.integers(0, len(walk()) - 2))
 @settings(deadline=None, max_examples=40)
-def test_log_that_ends_early_or_lacks_a_line_names_the_whole_blocks_before(at: int) -> None:
+def test_log_that_ends_early_names_the_blocks_before(at: int) -> None:
     log = walk()
     assert ran(log[:at]) == EVERY[: at // CALLS]
     assert ran(log[:at] + log[at + 1 :]) == EVERY[: at // CALLS]
     assert ran([*log[:at], log[at], *log[at:]]) == []
 
 
-def test_calls_that_differ_or_have_no_name_leave_their_block_unknown() -> None:
+def test_calls_that_differ_leave_their_block_unknown() -> None:
     log, size = walk(), GRID.benchmark_bytes[0]
     log[5] = named(GRID.benchmark_bytes[1], "TREE", "SIMPLE", 1)
     assert ran(log) == [EVERY[0], None, *EVERY[2:]]

@@ -75,7 +75,7 @@ NET_TRIALS = feasible(IN_NET)
 WORK = Path("/w")
 
 
-def test_small_messages_get_more_calls_and_large_ones_have_longer() -> None:
+def test_small_messages_get_more_calls() -> None:
     made = sweep(sizes='{ list = ["1K", "256K", "512K"] }')
     launches = lay_out(0, picked(made), made.file, plays_schedules=True)
     calls = {
@@ -152,7 +152,7 @@ def leave(
     return folder
 
 
-def test_times_of_a_block_that_was_not_played_are_not_its_configs(tmp_path: Path) -> None:
+def test_times_of_a_block_that_was_not_played(tmp_path: Path) -> None:
     for state, status, reason in (
         (BlockState.UNAVAILABLE, "infeasible", "NCCL's cost table has no such cell here"),
         (BlockState.MIXED, "failed", "the plugin did not play all calls of this block (MIXED)"),
@@ -185,7 +185,7 @@ def test_without_a_whole_report_nobody_knows_what_was_played(tmp_path: Path) -> 
     assert {one["status"] for one in judge(LAUNCH, tmp_path, 3)[0]} == {"failed"}
 
 
-def test_report_that_comes_late_is_waited_for_and_a_whole_one_is_not(tmp_path: Path) -> None:
+def test_report_that_comes_late_is_waited_for(tmp_path: Path) -> None:
     leave(tmp_path, [PLAYED])
     late = Timer(0.3, leave, (tmp_path, [PLAYED, PLAYED]))
     late.start()
@@ -199,7 +199,7 @@ def test_report_that_comes_late_is_waited_for_and_a_whole_one_is_not(tmp_path: P
     assert ["status" in verdict for verdict in verdicts] == [False, True]
 
 
-def test_ll_and_two_channels_are_left_out_of_large_messages_alone() -> None:
+def test_what_is_slow_at_large_messages_is_left_out() -> None:
     keys = {"num_channels": "[0, 2, 3]", "runner": '{ slow_max = "2M" }'}
     made = sweep(algorithms='["Ring", "CollNetDirect"]', **keys)
     left_out = {

@@ -31,7 +31,7 @@ def row_of(tmp_path: Path, *records: np.void, **options: Any) -> dict[str, Any]:
 
 
 def test_time_and_skew_by_hand_and_what_the_caller_knows(tmp_path: Path) -> None:
-    """What else a call is told to be: tests/golden/data/logs-recorder.json."""
+    """The rest of a call: tests/golden/data/logs-recorder.json."""
     facts = tmp_path / "systems.toml"
     facts.write_text('[systems.box]\nnic_kind = "roce"\n')
     known = {"systems_file": facts, "nccl_version": "2.30.7"}
@@ -41,7 +41,7 @@ def test_time_and_skew_by_hand_and_what_the_caller_knows(tmp_path: Path) -> None
     assert (row["system"], row["sweep"], row["run"]) == ("box", "in", "4711")
 
 
-def test_time_is_known_where_all_ranks_know_theirs_and_flags_have_columns(tmp_path: Path) -> None:
+def test_time_is_known_where_all_ranks_know_theirs(tmp_path: Path) -> None:
     names = ("time_us", "skew_us", "ranks_seen", "ranks_timed", "sampled")
     row = row_of(tmp_path / "a", record(0, 0, 100.0), record(0, 1))
     assert [row[name] for name in names] == [None, None, 2, 1, True]
@@ -66,7 +66,7 @@ def test_time_is_known_where_all_ranks_know_theirs_and_flags_have_columns(tmp_pa
     assert calls.height == len(shown)
 
 
-def test_names_that_nccl_gets_later_are_null_and_other_configs_are_shown(tmp_path: Path) -> None:
+def test_names_that_nccl_gets_later_are_null(tmp_path: Path) -> None:
     odd = record(0, 0, algorithm=255, protocol=9, datatype=255, num_ranks=3, num_nodes=2)
     write(tmp_path / "in", [odd], fingerprint=b"gpu=none*0;mig=?;nic=*;nccl=x", job=b"")
     write(tmp_path / "in", [record(0, 1, num_ranks=3)], rank=1, fingerprint=b"=;;gpu;nccl=7")
@@ -79,7 +79,7 @@ def test_names_that_nccl_gets_later_are_null_and_other_configs_are_shown(tmp_pat
     assert not row["ranks_agree"]
 
 
-def test_communicators_collectives_and_rotated_files_stay_apart(tmp_path: Path) -> None:
+def test_communicators_and_collectives_stay_apart(tmp_path: Path) -> None:
     for rank in (0, 1):
         for number, sequences in enumerate(((2, 0), (1, 3))):
             records = [
@@ -97,7 +97,7 @@ def test_communicators_collectives_and_rotated_files_stay_apart(tmp_path: Path) 
     assert (calls["time_us"] == 10.0 + calls["sequence"]).all()
 
 
-def test_replays_of_a_captured_call_are_matched_by_their_number(tmp_path: Path) -> None:
+def test_replays_are_matched_by_their_number(tmp_path: Path) -> None:
     for rank in (0, 1):
         replays = [
             record(4, rank, flags=1, enqueued_ns=1000 * (10 * i + rank)) for i in range(1, 4)
@@ -133,7 +133,7 @@ def test_impossible_records_are_dropped_with_a_reason(tmp_path: Path) -> None:
     }
 
 
-def test_torn_damaged_and_lost_entries_are_named_and_cost_nothing_else(tmp_path: Path) -> None:
+def test_torn_damaged_and_lost_entries_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "in", [record(i, 0) for i in range(5)])
     data = bytearray(path.read_bytes()[:-30])
     places = [HEADER.itemsize + number * ENTRY.itemsize for number in (1, 4)]

@@ -115,15 +115,15 @@ def test_dlrms_ranks_join_by_order_where_their_number_is_told(tmp_path: Path) ->
     assert found.steps["rank"].to_pylist() == [*range(8)]
 
 
-def test_the_least_of_the_ranks_is_the_time_and_a_cpus_clock_is_told(tmp_path: Path) -> None:
-    """What else is told of such calls: tests/golden/data/logs-inspector.json."""
+def test_the_least_of_the_ranks_is_the_time(tmp_path: Path) -> None:
+    """The rest of a call: tests/golden/data/logs-inspector.json."""
     cpu: dict[str, Any] = {"coll_timing_source": "collective_cpu"}
     lines = (inspector_line(0, 0, 100.0), inspector_line(1, 0, 90.0, **cpu))
     [call] = calls_of(write_lines(tmp_path / "a.log", *lines)).to_dicts()
     assert (call["time_us"], call["skew_us"], call["timing_source"]) == (90.0, 10.0, "cpu")
 
 
-def test_format_4_2_tells_algorithm_and_protocol_if_they_are_nccls(tmp_path: Path) -> None:
+def test_format_4_2_tells_algorithm_and_protocol(tmp_path: Path) -> None:
     names = (("NVLS_TREE", "NVLSTree"), ("TREE", "Tree"), ("HierarchicalDirect", None))
     for algorithm, ours in names:
         told: dict[str, Any] = {"coll_algo": algorithm, "coll_proto": "SIMPLE"}
@@ -162,7 +162,7 @@ def dump_of_4_3(records: int, *, announced: int, rank: int = 0) -> list[dict[str
     return [begin, *bare, {"proxy_trace": {"channel": 0}}]
 
 
-def test_records_of_4_3_belong_to_their_dump_and_one_cut_off_is_named(tmp_path: Path) -> None:
+def test_records_of_4_3_belong_to_their_dump(tmp_path: Path) -> None:
     alone = dump_of_4_3(3, announced=7)
     behind = [*dump_of_4_3(2, announced=5), *dump_of_4_3(2, announced=2, rank=1)]
     for lines, seen, said in ((alone, [1, 1], "5: {}, 4"), (behind, [2], "4: {}, 3")):
@@ -210,7 +210,7 @@ def test_records_that_cannot_be_are_rejected_with_their_lines(tmp_path: Path) ->
     assert all("missing, not known or out of range" in each.reason for each in report.rejected)
 
 
-def test_the_same_record_twice_is_one_and_numbers_are_of_a_communicator(tmp_path: Path) -> None:
+def test_numbers_are_of_a_communicator(tmp_path: Path) -> None:
     each = product((0, 1, 1), ("0x1", "0x2"), ("AllReduce", "AllGather"))
     lines = [inspector_line(rank, 0, 5.0, header={"id": c}, coll=coll) for rank, c, coll in each]
     found = read(write_lines(tmp_path / "a.log", *lines))
@@ -276,7 +276,7 @@ def test_ranks_are_joined_by_pytorchs_number(tmp_path: Path) -> None:
     assert calls["skew_us"].to_list() == [None, 90.0, 90.0, 90.0]
 
 
-def test_without_numbers_ranks_are_joined_by_order_in_steps_that_are_alike(tmp_path: Path) -> None:
+def test_without_numbers_ranks_are_joined_by_order(tmp_path: Path) -> None:
     for last, times in (("AllGather", [20.0, 20.0]), ("AllReduce", [None] * 4)):
         paths = []
         for rank, names in enumerate((["AllReduce", "AllGather"], ["AllReduce", last])):
@@ -376,7 +376,7 @@ def test_a_kernel_says_what_it_does(name: str, collective: str, asks: object) ->
     assert ("-" if kind[0] is None else kind[0].wire) == collective
 
 
-def test_one_rank_asks_no_tuner_and_groups_have_what_the_job_has(tmp_path: Path) -> None:
+def test_one_rank_asks_no_tuner(tmp_path: Path) -> None:
     for world, asks in ((1, False), (64, True)):
         chrome = Chrome(world=world)
         chrome.collective(100.0, 5.0, told={"Process Group Ranks": "[0, 1, 2, ..., 63]"})
