@@ -35,6 +35,14 @@ def test_bins_never_fall_as_sizes_grow(size: int, step: int) -> None:
     assert size_bin(size) <= size_bin(min(size + step, TOP))
 
 
+@given(index=st.integers(1, LAST_BIN))
+@settings(deadline=None, max_examples=250)
+def test_first_byte_is_where_a_bin_begins(index: int) -> None:
+    first = bin_first_byte(index)
+    assert size_bin(first) >= index
+    assert size_bin(first - 1) < index or first == 1
+
+
 def test_absurd_sizes_have_no_bin() -> None:
     for size in [0, -1, -(1 << 70), 1 << 62, 1 << 80]:
         assert size_bin(size) == -1
