@@ -288,9 +288,9 @@ def test_nothing_wrong_is_said_of_a_run(seed: int, tmp_path: Path) -> None:
     for number in range(5):
         shown, algorithm = typed(draw, env)
         truths.append(algorithm)
-        if number and "export" in shown[0] and draw.random() < 0.3:
+        if number and "export" in shown[0] and draw.random() < 0.5:
             # Printed too early, among the last lines of the run before.
-            lines.insert(len(lines) - draw.randrange(3), shown.pop(0))
+            lines.insert(len(lines) - draw.randrange(4), shown.pop(0))
         whole = output(50 + number)
         ends = (whole, whole, whole[:-1], whole[2:], [*whole[:4], "Killed"], whole[:6], whole * 2)
         lines += [*shown, *draw.choice(ends)]
