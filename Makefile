@@ -21,7 +21,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 # Without compiled files each of hundreds of started Pythons compiles all of it again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-traces test golden golden-write soak soak-slice check check-style check-types check-plugin check-layout format size faults bench bench-learning bench-seeds plugin install constraints clean
+.PHONY: demo demo-traces test golden golden-write soak soak-slice check check-style check-types check-plugin check-layout format size bench bench-learning bench-seeds plugin install constraints clean
 
 demo: install ## the whole pipeline, from measured data to the plugin's answers
 	$(BIN)/python -P examples/demo.py
@@ -70,9 +70,6 @@ format: install ## write the format that `check` wants
 
 size: install ## lines, statements, files and words; AGAINST=REV: and what changed since
 	$(BIN)/python -m tests.size $(if $(AGAINST),--against $(AGAINST))
-
-faults: install ## thirty one-line faults in ROOM, and how many of them the tests find
-	$(BIN)/python -m tests.faults $(ROOM)
 
 bench: install ## figures into out/bench/*.json
 	for file in $(BENCHMARKS); do $(BIN)/python $$file || exit 1; done

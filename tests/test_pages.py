@@ -72,7 +72,7 @@ ELSEWHERE: Final = {
     r"dynamiccl-train study": ("tests/train/test_study.py", "study"),
     r"dynamiccl-deploy ab": ("tests/serve/test_ab.py", '"dynamiccl-deploy", "ab"'),
     r"dynamiccl-deploy brain": ("tests/serve/test_brain.py", '"brain"'),
-    r"dynamiccl-collect fit-simulator": ("tests/cli/test_commands.py", "fit-simulator"),
+    r"dynamiccl-collect fit-simulator": ("tests/golden/commands.py", "fit-simulator"),
     r"dynamiccl-train trigger": ("tests/train/trigger/test_fit.py", "trigger"),
 }
 #: Of what the machine here lacks, a doctor speaks with exit code 4.

@@ -4,7 +4,6 @@ They run in this process, through the entry points of the console scripts, but f
 as a program.
 """
 
-import json
 import os
 import re
 import shutil
@@ -18,12 +17,8 @@ from bench_health import rows
 
 from dynamiccl.datasets import store
 from dynamiccl.datasets.store import measurements_table
-from dynamiccl.simulator.systems import find_system, system_text
-from dynamiccl.train import tracking
 from tests.cli.conftest import COMMANDS, LOG_ROW, MODULES, ROOT, Shell, refused
-from tests.collect import test_fit_simulator as fits
 from tests.conftest import Trained
-from tests.stores import uri_of
 
 HEAD = "# Collective test starting: all_reduce_perf\n# nThread 1 nGpus 8 minBytes 8 maxBytes 64\n"
 IMPORT = ("dynamiccl-collect", "import", "--out", "data", "--system", "box")
@@ -33,14 +28,8 @@ def test_light_commands_load_no_heavy_package() -> None:
     """`dynamiccl-collect` runs on a login node, and --help at once."""
     heavy = {"torch", "d3rlpy", "mlflow", "matplotlib", "jinja2", "ray", "optuna"}
     code = f"import sys, {', '.join(MODULES.values())}; print({heavy} & sys.modules.keys())"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert done.stdout == "set()\n"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.check_output([sys.executable, "-P", "-c", code], env=env) == b"set()\n"
 
 
 @pytest.mark.parametrize(
@@ -70,20 +59,6 @@ def test_people_are_told_what_json_says(shell: Shell, tmp_path: Path) -> None:
     assert "4 measurements written; 4 were there already" in again.out
 
 
-def test_a_directory_stands_for_the_files_in_it(shell: Shell, tmp_path: Path) -> None:
-    (tmp_path / "logs" / "deep").mkdir(parents=True)
-    (tmp_path / "logs" / "deep" / "a.log").write_text(HEAD + LOG_ROW)
-    (tmp_path / "logs" / "b.csv").write_text(
-        "collective,size_bytes,time_us\nallreduce,2097152,140\n"
-    )
-    (tmp_path / "logs" / "notes.txt").write_text("remember the milk\n")
-    (tmp_path / "logs" / "systems.toml").write_text("[systems.box]\nnic_gbits_per_s = 400\n")
-    told = shell(*IMPORT, "logs", "--systems", "logs/systems.toml")
-    assert told.out.startswith("2 rows read, 3 measurements written")
-    assert "systems.toml" not in told.err
-    assert "logs/notes.txt: left alone, no kind that is known" in told.err
-
-
 def test_only_the_first_lines_are_shown(shell: Shell, tmp_path: Path) -> None:
     names = ["a", "aa", "aaa", "aaaa", "aaaaa"]
     for name in names:
@@ -102,77 +77,28 @@ def test_every_command_says_its_release(command: str, shell: Shell) -> None:
     assert "--version" in shell(command, "--help").out
 
 
-@pytest.fixture(name="champion")
-def champion_fixture(trained: Trained, tmp_path: Path) -> None:
-    """A copy of the run's store, since a champion is named in it; where the commands look."""
-    shutil.copy(trained.tracking_uri.removeprefix("sqlite:///"), tmp_path / "mlflow.db")
-    uri = uri_of(tmp_path)
-    tracking.register(uri, trained.run_id, tracking.CHAMPION)
-
-
-@pytest.mark.usefixtures("champion")
-def test_export_takes_every_name_of_a_policy(trained: Trained, shell: Shell) -> None:
-    names = (trained.run_id, "models:/dynamiccl@champion", trained.policy, trained.run_directory)
-    found = [
-        shell("dynamiccl-deploy", "export", name, "--out", f"out-{i}")
-        for i, name in enumerate(names)
-    ]
-    assert [done.code for done in found] == [0] * len(names)
-    hashes = {Path(f"out-{i}/policy.pt").read_bytes() for i in range(len(names))}
-    assert hashes == {(trained.policy / "policy.pt").read_bytes()}
-
-
 @pytest.mark.parametrize(
-    "arguments",
+    "line",
     [
-        ("dynamiccl-deploy", "export", "badc0de", "--out", "out"),
-        ("dynamiccl-deploy", "export", "models:/dynamiccl@nobody", "--out", "out"),
-        ("dynamiccl-evaluate", "gate", "--policy", "badc0de", "--data", "DATA", "--out", "out"),
-        ("dynamiccl-evaluate", "report", "--policy", "badc0de", "--data", "DATA", "--out", "out"),
-        ("dynamiccl-evaluate", "simulate", "--policy", "badc0de", "--out", "out"),
-        ("dynamiccl-train", "promote", "badc0de"),
+        "dynamiccl-deploy export badc0de --out out",
+        "dynamiccl-deploy export models:/dynamiccl@nobody --out out",
+        "dynamiccl-train promote badc0de",
     ],
-    ids=lambda arguments: f"{arguments[1]}-{arguments[2]}",
 )
-def test_a_wrong_name_is_told(arguments: tuple[str, ...], trained: Trained, shell: Shell) -> None:
-    words = [str(trained.data) if word == "DATA" else word for word in arguments]
+def test_a_wrong_name_is_told(line: str, trained: Trained, shell: Shell) -> None:
+    words = line.split()
     without = refused(shell(*words), 2)
     assert "no MLflow store at mlflow.db" in without or "badc0de" in without
     assert not Path("mlflow.db").exists()  # a look for a run leaves nothing behind
     shutil.copy(trained.tracking_uri.removeprefix("sqlite:///"), "mlflow.db")
-    line = refused(shell(*words), 2)
-    assert "badc0de" in line or "nobody" in line
+    said = refused(shell(*words), 2)
+    assert "badc0de" in said or "nobody" in said
 
 
-def test_slow_nic_is_exit_code_1_text_and_json(shell: Shell, tmp_path: Path) -> None:
+def test_slow_nic_is_exit_code_1(shell: Shell, tmp_path: Path) -> None:
     table = measurements_table(rows(4, "nic:2:1:1.5", gpus=4).to_dicts())
     store.write_part(tmp_path / "data", table, provenance={})
-    done = shell("dynamiccl-collect", "health", "data", "--json")
-    assert done.code == 1, done.err
-    assert json.loads(done.out)["is_well"] is False
-    again = shell("dynamiccl-collect", "health", "data")
-    assert again.code == 1
-    assert re.search(r"nic: node2 GPU 1 (?:4[5-9]|5[0-4])% \(z \d+\)", again.out)
-    assert max(map(len, again.out.splitlines())) <= 100
-
-
-def test_a_fitted_file_is_a_system_to_sweep_on(shell: Shell, tmp_path: Path) -> None:
-    fits.store_of(tmp_path / "data", fits.rows(noise=0.01))
-    text = system_text(fits.ring_only(lambda value: 1.5 * value))
-    (tmp_path / "base.toml").write_text(text, encoding="utf-8")
-    words = ("--data", "data", "--base", "base.toml", "--out", "mine.toml")
-    done = shell("dynamiccl-collect", "fit-simulator", *words)
-    assert done.code == 0
-    assert "above 1 MiB" in done.out
-    assert "mine -> mine.toml" in done.out
-    assert find_system(str(tmp_path / "mine.toml")).name == "mine"
-    sweep = tmp_path / "on_mine.toml"
-    sweep.write_text(
-        'name = "s"\nsystem = "mine"\ncollectives = ["AllReduce"]\n'
-        "groups = [{ num_nodes = 1, ranks_per_node = 8 }]\n"
-        'sizes = { list = ["1M"] }\nprotocols = ["LL"]\nalgorithms = ["Ring"]\n'
-        '[simulator]\nsystem = "mine.toml"\n'
-    )
-    ran = shell("dynamiccl-collect", "run", sweep, "--runner", "simulator", "--out", "o", "--json")
-    assert ran.json["rows_by_status"] == {"ok": 15}
-    assert shell("dynamiccl-collect", "plan", sweep, "--json").json["system"] == "mine"
+    done = shell("dynamiccl-collect", "health", "data")
+    assert done.code == 1
+    assert re.search(r"nic: node2 GPU 1 (?:4[5-9]|5[0-4])% \(z \d+\)", done.out)
+    assert shell("dynamiccl-collect", "health", "data", "--json").code == 1

@@ -7,7 +7,6 @@ from pathlib import Path
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.sizes import size_bin
 from tests.cli.conftest import Shell, refused
-from tests.conftest import Trained
 
 
 def test_export_describes_the_artifact(artifact: Path, policy: Path, shell: Shell) -> None:
@@ -81,11 +80,3 @@ def test_it_says_what_the_table_says(gated_dir: Path, shell: Shell, tmp_path: Pa
         gate = found["gate"]
         assert row["config"] is None or gate["verdict"] in {"passed", "inferred"}
     assert said == {"acts", "abstains"}
-
-
-def test_people_read_margin_noise_and_gate(gated_dir: Path, trained: Trained, shell: Shell) -> None:
-    told = shell(*EXPLAIN, gated_dir, *ASK, "4M").out
-    for said in ("predicted time saved, %", "margin ", "noise band ", "gate: "):
-        assert said in told
-    bare = shell(*EXPLAIN, trained.policy, *ASK, "4M").out
-    assert "no gate judged this policy" in bare

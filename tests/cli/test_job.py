@@ -1,14 +1,12 @@
-"""`dynamiccl-evaluate job`: page, JSON, plan and exit codes, on stores and on real traces."""
+"""`dynamiccl-evaluate job`: page, JSON, plan and exit codes, on stores of calls."""
 
 import json
 from pathlib import Path
 
-from dynamiccl.collect.sweep import load_sweep
 from dynamiccl.datasets.store import measurements_table, write_part
 from tests.calls import calls_table, traced
 from tests.cli.conftest import Shell
 from tests.evaluate.jobs import sweep
-from tests.published import folder
 from tests.rows import MIB
 
 
@@ -37,18 +35,6 @@ def test_a_gain_is_told_with_a_page_and_data(shell: Shell, tmp_path: Path) -> No
     [kind] = told["kinds"]
     assert kind["better_config"] == "Ring/LL"
     assert kind["gain"]["mean"] > 0.19
-
-
-def test_what_is_not_covered_becomes_a_sweep_that_loads(shell: Shell, tmp_path: Path) -> None:
-    stored(tmp_path, size_bytes=64 * MIB)
-    line = ("dynamiccl-evaluate", "job", "job", "--data", "data")
-    told = shell(*line, "--out", "o", "--json").json
-    assert told["verdict"] == "cannot-tell"
-    assert told["arms"]["table"]["communication"] is None
-    assert load_sweep(tmp_path / "o" / "cover.toml").file.sizes.ladder() == (64 * MIB,)
-    shown = shell(*line)
-    assert "to cover it, measure this sweep" in shown.out
-    assert shown.code == 0
 
 
 def test_of_a_trace_without_times_no_ms_are_told(shell: Shell, tmp_path: Path) -> None:
@@ -94,14 +80,3 @@ def test_a_simulated_sweep_is_marked_as_modelled(shell: Shell, tmp_path: Path) -
     assert shell(*line, "--json").json["modelled"]
     assert "modelled" in shell(*line, "--out", "o").out
     assert "modelled, not measured" in (tmp_path / "o" / "job.html").read_text()
-
-
-def test_a_real_profilers_trace_is_read(shell: Shell, tmp_path: Path) -> None:
-    """Two ranks of a public sample, with gradients of ResNet: NCCL's own choice stands there."""
-    stored(tmp_path)
-    [trace] = folder("traces").glob("hta_nccl_*.json.gz")
-    told = shell("dynamiccl-evaluate", "job", trace, "--data", "data", "--json").json
-    assert told["sources"] == ["kineto"]
-    assert {kind["collective"] for kind in told["kinds"]} == {"AllReduce", "Broadcast"}
-    assert told["asks_tuner_share"] == told["exposed_share"] > 0.0
-    assert told["step"]["count"] >= 1

@@ -86,7 +86,7 @@ def test_both_sides_of_each_half_are_measured(
         list(read_file(log, "x", ImportOptions(), report))
 
 
-def test_a_product_has_ended_before_the_work_and_one_begins_behind_it() -> None:
+def test_products_enclose_the_work() -> None:
     from dynamiccl.collect.beside import Products
 
     products = Products(64, torch.device("cpu"))
@@ -113,9 +113,7 @@ def test_a_product_has_ended_before_the_work_and_one_begins_behind_it() -> None:
         products.during(lambda: None)
 
 
-def test_machine_without_a_gpu_is_no_place_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_gpu_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dynamiccl.collect import beside as program
 
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -163,7 +161,7 @@ def test_sweep_has_both_sides_of_each_config(lab: Lab) -> None:
         assert found[name].null_count() == found.height
 
 
-def test_what_pytorch_does_not_run_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_what_pytorch_does_not_run_is_refused(tmp_path: Path) -> None:
     split = '[{ num_nodes = 2, ranks_per_node = 2, split = "MOD 2" }]'
     for key, value, said in (
         ("collectives", '["AlltoAll"]', r"give AlltoAll:1x2\+matmul96 a sweep"),
@@ -179,7 +177,7 @@ def test_what_pytorch_does_not_run_is_refused_before_anything_runs(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("kind", "lacks"), [("matmul", "torch"), ("persistent-matmul", "triton")])
-def test_package_that_is_not_there_is_told_before_anything_runs(
+def test_package_that_is_not_there_is_told(
     kind: str, lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = f'[{{ kind = "none" }}, {{ kind = "{kind}", level = 96 }}]'

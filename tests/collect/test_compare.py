@@ -134,9 +134,7 @@ def test_data_that_share_nothing_say_why(sweeps: Sweeps) -> None:
         compare(sweeps(0), shared)
 
 
-def test_the_command_has_json_and_an_exit_code(
-    sweeps: Sweeps, shell: Shell, tmp_path: Path
-) -> None:
+def test_the_command_has_an_exit_code(sweeps: Sweeps, shell: Shell, tmp_path: Path) -> None:
     few = pl.col("collective") == "AllReduce"
     after = slowed(sweeps(1), IN_RING & LARGE, 1.05).with_columns(driver_version=pl.lit("580.1"))
     text = {"before": 'cycles = 5\nnccl_version = "2.27.5"', "after": "cycles = 3"}

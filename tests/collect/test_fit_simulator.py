@@ -93,7 +93,7 @@ def cells(folder: Path, file: SystemFile, *given: dict[str, object]) -> list[Cel
     return read_cells(store_of(folder, list(given)), file)[0]
 
 
-def test_a_cell_is_the_median_of_independent_repeats_that_nothing_disturbed(tmp_path: Path) -> None:
+def test_a_cell_is_the_median_of_undisturbed_repeats(tmp_path: Path) -> None:
     rows = [default(t, repeat=n) for n, t in enumerate((100.0, 104.0, 300.0))]
     # The other half of a launch is not another measurement.
     halves = [default(t + 2.0, repeat=n, in_place=True) for n, t in enumerate((100.0, 104.0))]
@@ -180,7 +180,7 @@ PIECES = tuple(size for size in SIZES if size >= 16 * MIB)
         (PIECES, (1, 2, 24), ("Ring/Simple/hop_us", "Ring/Simple/slice_us")),
     ],
 )
-def test_numbers_that_the_data_does_not_tell_are_refused_by_name(
+def test_numbers_that_the_data_does_not_tell(
     sizes: Sequence[int], channels: Sequence[int], numbers: Sequence[str], tmp_path: Path
 ) -> None:
     said = refusal(tmp_path, ring_only(), sizes=sizes, channels=channels)
@@ -197,7 +197,7 @@ def refusal(folder: Path, file: SystemFile, **what: Any) -> str:
     return str(refused.value)
 
 
-def test_data_without_a_repeat_or_of_several_systems_is_refused(tmp_path: Path) -> None:
+def test_data_that_cannot_be_fitted_is_refused(tmp_path: Path) -> None:
     said = refusal(tmp_path / "once", ring_only(), repeats=1)
     assert "no config was measured twice" in said
     assert "cycles = 2" in said

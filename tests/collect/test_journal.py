@@ -53,7 +53,7 @@ def folder_of(out: Path) -> Path:
     return journal_folder(MADE, out)
 
 
-def test_segment_becomes_one_part_and_keeps_what_a_resume_asks_for(tmp_path: Path) -> None:
+def test_segment_becomes_one_part_and_is_kept(tmp_path: Path) -> None:
     with journal(tmp_path) as first:
         first.commit(launch(0, default(100.0, timestamp=STAMP), default(110.0, repeat=1)), 1)
         first.commit(launch(1), 1)
@@ -89,7 +89,7 @@ def test_damage_in_the_middle_is_refused_with_the_files_name(tmp_path: Path) -> 
         pass
 
 
-def test_begun_sweep_needs_resume_and_the_same_grid_and_runner(tmp_path: Path) -> None:
+def test_begun_sweep_needs_resume_and_the_same_grid(tmp_path: Path) -> None:
     with journal(tmp_path, resume=False):
         pass
     with pytest.raises(UserError, match="go on with --resume"), journal(tmp_path, resume=False):
@@ -106,7 +106,7 @@ def bands(*rows: dict[str, Any]) -> list[float | None]:
     return list(with_noise_band(measurements_table(rows))["aa_noise_band"].to_pylist())
 
 
-def test_band_is_how_much_nine_in_ten_pairs_of_usable_defaults_differ() -> None:
+def test_band_is_of_nine_in_ten_pairs_of_defaults() -> None:
     rows = [default(100.0), default(103.0, repeat=1), forced("Ring", "LL", 50.0)]
     assert bands(*rows) == pytest.approx([0.03] * 3)
     # 100..104: ten pairs; the largest is 4 %, the ninth by size 3/101.
@@ -165,9 +165,7 @@ def no_locks(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOLCK) -> Non
         monkeypatch.delenv(name, raising=False)
 
 
-def test_second_run_is_refused_while_the_first_lives(
-    held: tuple[str, subprocess.Popen[bytes]], tmp_path: Path
-) -> None:
+def test_a_second_run_is_refused(held: tuple[str, subprocess.Popen[bytes]], tmp_path: Path) -> None:
     locks, holder = held
     runs = "is running" if locks == "with" else r".*may be running"
     said = rf"process {holder.pid} on .* ?{runs} this sweep"
@@ -186,9 +184,7 @@ def test_second_run_is_refused_while_the_first_lives(
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
-def test_a_requeued_job_takes_over_from_itself_and_another_job_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_requeued_job_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_locks(monkeypatch)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     with hold(tmp_path):

@@ -17,7 +17,7 @@ from dynamiccl.collect import nodes as module
 from dynamiccl.collect.grid import Interference, Setting, expand_hosts, host_list
 from dynamiccl.collect.launchers import ContainerSettings, LauncherSettings
 from dynamiccl.collect.nodes import Nodes, ask_nodes, disturb, exclusive
-from dynamiccl.collect.on_node import FACTS_ARGV, HELLO, ON_NODE, node_facts
+from dynamiccl.collect.on_node import FACTS_ARGV, ON_NODE, node_facts
 from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import Collective
@@ -54,7 +54,7 @@ child.wait()
 """
 
 
-def test_started_program_is_heard_and_ended_with_all_its_children() -> None:
+def test_started_program_ends_with_its_children() -> None:
     said: list[str] = []
     with LOCAL.start(python(PARENT), 1, said.append) as program:
         assert program.wait_for(lambda: said == ["up"], 20)
@@ -64,9 +64,7 @@ def test_started_program_is_heard_and_ended_with_all_its_children() -> None:
     assert program.last_words == "up"
 
 
-def test_our_own_programs_run_beside_the_step_and_outside_of_its_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_our_programs_run_beside_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "srun"
     fake.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     fake.chmod(0o755)
@@ -110,9 +108,7 @@ class Answers(Nodes):
         return self._lines
 
 
-def test_nodes_are_asked_and_differences_told(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_nodes_are_asked_and_differences_told(caplog: pytest.LogCaptureFixture) -> None:
     assert ask_nodes(Answers("srun: step", f"0: {json.dumps(NODE)}", "", NODE), 2, {}) == FACTS
     assert caplog.text == ""
     assert ask_nodes(Answers("{torn", "{}", "7", NODE), 3, {}) == FACTS
@@ -164,7 +160,7 @@ def facts_by(folder: Path, **settings: object) -> dict[str, Any]:
     return found
 
 
-def test_nvml_says_what_the_gpus_are_and_what_it_refuses_is_not_known(fake_nvml: Path) -> None:
+def test_nvml_says_what_the_gpus_are(fake_nvml: Path) -> None:
     facts = facts_by(fake_nvml, gpus=8)
     wanted = {
         "nvml_error": None,
@@ -191,7 +187,7 @@ def test_nvml_says_what_the_gpus_are_and_what_it_refuses_is_not_known(fake_nvml:
     assert "gpu" not in facts
 
 
-def test_node_without_nvml_says_what_to_install_and_what_the_kernel_shows(tmp_path: Path) -> None:
+def test_node_without_nvml_says_what_to_install(tmp_path: Path) -> None:
     for name, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "4: ACTIVE"), ("mlx5_2", "1: DOWN")):
         sysfs.infiniband(tmp_path, name, state=state)
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nvendor_id\t: GenuineIntel\n")
@@ -276,7 +272,7 @@ class Started(Nodes):
         return is_running(self.pids[0])
 
 
-def test_stress_is_ended_when_the_launch_fails_and_told_when_it_ends_itself() -> None:
+def test_stress_ends_with_the_launch_and_is_missed() -> None:
     nodes = Started()
     stress = disturb(nodes, None, setting("cpu", 0.1), NOTHING)
     with suppress(ZeroDivisionError), stress as lost:
@@ -309,7 +305,7 @@ def test_traffic_runs_on_the_gpus_that_are_left_free(
     ]
 
 
-def test_traffic_needs_to_know_how_many_gpus_there_are_and_one_to_spare() -> None:
+def test_traffic_needs_a_gpu_to_spare() -> None:
     too_few = "of 2; take groups with fewer ranks_per_node"
     for num_gpus, said in ((None, "of nobody knows how many"), (2, too_few)):
         traffic = disturb(LOCAL, num_gpus, setting("traffic", 0.5), NOTHING)
@@ -354,15 +350,12 @@ def test_cpu_stress_takes_its_share_of_a_core() -> None:
         assert 0.0 < cpu_seconds(worker) - used < 0.6 * (time.monotonic() - began)
 
 
-def test_it_ends_with_its_starter_or_by_a_signal_and_leaves_nobody() -> None:
-    with disturbing("0.1") as left, disturbing("0.1") as ended, disturbing("0.1") as killed:
-        workers = [pid for child in (left, ended, killed) for pid in children(child.pid)]
-        assert len(workers) == 3
-        assert left.stdin is not None
-        left.stdin.write(HELLO.decode())
-        left.stdin.close()
+def test_it_ends_by_a_signal_and_leaves_nobody() -> None:
+    """As a sampler does, also with its starter (test_watch.py)."""
+    with disturbing("0.1") as ended, disturbing("0.1") as killed:
+        workers = [pid for child in (ended, killed) for pid in children(child.pid)]
+        assert len(workers) == 2
         ended.send_signal(signal.SIGTERM)
         killed.send_signal(signal.SIGKILL)
-        codes = [child.wait(PATIENCE_S) for child in (left, ended, killed)]
-        assert codes == [0, 0, -signal.SIGKILL]
+        assert [child.wait(PATIENCE_S) for child in (ended, killed)] == [0, -signal.SIGKILL]
         await_true(lambda: not any(map(is_running, workers)))

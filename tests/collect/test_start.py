@@ -12,13 +12,7 @@ from typing import Any
 import pytest
 
 from dynamiccl.collect import batch, cli, journal
-from dynamiccl.collect.batch import (
-    RunOptions,
-    batch_script,
-    queue_again,
-    script_path,
-    submit_sweep,
-)
+from dynamiccl.collect.batch import RunOptions, batch_script, queue_again, script_path, submit_sweep
 from dynamiccl.collect.cli import start_sweep
 from dynamiccl.collect.grid import Trial
 from dynamiccl.collect.run import Summary
@@ -73,7 +67,7 @@ def script_of(*header: str) -> str:
     return batch_script(sweep(launcher=table), wanted, script_path(OUT, "grid"))
 
 
-def test_the_whole_script_and_lines_that_are_no_option_or_ask_for_an_array() -> None:
+def test_the_whole_script_and_lines_that_are_refused() -> None:
     assert script_of("--time=02:00:00", "#SBATCH --gpus-per-node=8") == WHOLE
     assert script_path(OUT, "h100 night/1") == OUT / ".slurm" / "h100-night-1.sbatch"
     for line in (
@@ -125,9 +119,7 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     return Played(tmp_path)
 
 
-def test_submitting_says_job_and_progress_again_and_again_until_it_is_done(
-    played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_submitting_again(played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = sweep()
     first = played.submit()
     played.state("77|PENDING|Priority|")
@@ -151,7 +143,7 @@ def test_submitting_says_job_and_progress_again_and_again_until_it_is_done(
     assert len(played.asked("sbatch")) == 2
 
 
-def test_a_job_is_alive_unless_its_state_is_known_to_be_the_end(played: Played) -> None:
+def test_a_job_is_alive_unless_its_end_is_known(played: Played) -> None:
     for line, state in (
         ("RUNNING|None|n[1-2]", "RUNNING on n[1-2]"),
         ("PENDING|PartitionTimeLimit|", "PENDING (PartitionTimeLimit: more than its partition"),
@@ -173,9 +165,7 @@ def test_the_jobs_number_is_the_last_that_has_a_line(played: Played) -> None:
         assert played.submit()["job"] == "1234"
 
 
-def test_what_slurm_refuses_or_does_not_answer_is_said(
-    played: Played, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_slurm_refuses_is_said(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(said: str, **commands: str | None) -> None:
         for name, script in commands.items():
             played.command(name, script or "")
@@ -242,7 +232,7 @@ def test_a_job_is_queued_again_where_its_time_limit_left_work(
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_job_whose_machine_fails_is_queued_again_if_it_measured_something(
+def test_a_job_that_measured_something_is_queued_again(
     number: int, played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(self: SimulatorRunner, launch: Launch, progress: Callable[[int], None]) -> Any:
@@ -258,9 +248,7 @@ def test_a_job_whose_machine_fails_is_queued_again_if_it_measured_something(
 
 
 @pytest.mark.parametrize("locale", ["", "LC_ALL=POSIX "])
-def test_where_slurm_refuses_to_requeue_another_job_follows_without_our_variables(
-    locale: str, played: Played, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_job_follows(locale: str, played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LC_ALL", raising=False)
     for name in ("SLURM_RESTART_COUNT", "SLURM_CONF", "NCCL_DEBUG", *(["LC_ALL"] * bool(locale))):
         monkeypatch.setenv(name, "POSIX")
@@ -303,9 +291,7 @@ def test_two_calls_at_once_submit_one_job(played: Played) -> None:
         assert played.submit()["job"] == "77"
 
 
-def test_what_compute_beside_it_lacks_is_told_before_a_job_is_submitted(
-    played: Played, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_lacking_is_told_before(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynamiccl.collect.launch.find_spec", lambda _: None)
     made = sweep(algorithms="[]", interference='[{ kind = "matmul", level = 96 }]')
     with pytest.raises(MachineError, match="'matmul' runs torch, which is not installed"):

@@ -1,5 +1,6 @@
 """Layouts known from public issues, with invented numbers; outputs of several runs, some failed."""
 
+import random
 from itertools import product
 from pathlib import Path
 
@@ -39,17 +40,9 @@ def refusal(text: str, folder: Path, name: str = "run1.log", **options: str) -> 
     return str(caught.value)
 
 
-def test_wrong_values_mark_their_row_only() -> None:
-    bad = ROW_2M.replace("24.47  0", "24.47  7").replace("24.30  0", "24.30  2e+06")
-    output = parse(START + RANKS + NAMES + ROW_1M + bad)
-    assert [row["status"] for row in output.rows] == ["ok", "ok", "wrong_values", "wrong_values"]
-    assert [row["wrong_values"] for row in output.rows] == [0, 0, 7, 2_000_000]
-    # A half without a time is no measurement.
-    assert times(parse(PRINTED.replace("102.0  10.28  17.99", "N/A  N/A  N/A"))) == [
-        100.0,
-        150.0,
-        151.0,
-    ]
+def test_halves_without_a_time_and_wrong_values_of_a_run() -> None:
+    none = parse(PRINTED.replace("102.0  10.28  17.99", "N/A  N/A  N/A"))
+    assert times(none) == [100.0, 150.0, 151.0]
     output = parse(PRINTED.replace("values : 0 OK", "values : 248 FAILED"))
     assert {row["reason"] for row in output.rows} == {"the run reports 248 values out of bounds"}
 
@@ -118,9 +111,7 @@ def test_time_stamps_and_per_iteration_columns(wrong: str, more: str) -> None:
     assert "wrong_values" not in second
 
 
-def test_several_processes_and_collectives_that_are_not_known_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_several_processes_or_no_collective_are_refused(tmp_path: Path) -> None:
     lines = (START + NAMES + ROW_1M).splitlines()
     tagged = "".join(f"{rank}: {line}\n" for line in lines for rank in (0, 1))
     for mixed in ((START + NAMES) * 2 + ROW_1M + ROW_1M + TAIL + TAIL, tagged):
@@ -143,36 +134,16 @@ def test_ranks_that_the_output_does_not_tell_are_left_out() -> None:
         assert any(why in remark for remark in output.remarks)
 
 
-@pytest.mark.parametrize(
-    ("bus_id", "hosts", "nodes"),
-    # A bus id of its own each; what nccl-tests printed up to 2.14; and ranks on one GPU.
-    [("0009:01:00", 8, 8), ("0x01", 4, None), ("0000:02:00", 4, None)],
-)
-def test_ranks_that_seem_to_share_a_gpu_leave_the_number_of_nodes_open(
-    bus_id: str, hosts: int, nodes: int | None
-) -> None:
-    ranks = "".join(
-        f"#  Rank {r} Group 0 Pid {r} on n{r % hosts} device 0 [{bus_id}] GH200\n" for r in range(8)
-    )
-    output = parse(PRINTED.replace(RANKS, ranks))
-    assert {(row["num_ranks"], row.get("num_nodes")) for row in output.rows} == {(8, nodes)}
-    assert any("ranks show the same GPU" in each for each in output.remarks) == (nodes is None)
+def test_ranks_on_one_gpu_leave_nodes_open() -> None:
+    for bus_id, hosts, nodes in [("0009:01:00", 8, 8), ("0x01", 4, None), ("0000:02:00", 4, None)]:
+        row = "#  Rank {0} Group 0 Pid {0} on n{1} device 0 [{2}] GH200\n"
+        ranks = "".join(row.format(rank, rank % hosts, bus_id) for rank in range(8))
+        output = parse(PRINTED.replace(RANKS, ranks))
+        assert {(row["num_ranks"], row.get("num_nodes")) for row in output.rows} == {(8, nodes)}
+        assert any("ranks show the same GPU" in each for each in output.remarks) == (nodes is None)
 
 
-def test_collective_from_option_then_file_name(tmp_path: Path) -> None:
-    for number, (name, option, expected) in enumerate(
-        (
-            ("allgather_8gpu.log", None, "AllGather"),
-            ("run1.log", "alltoall", "AlltoAll"),
-            ("allgather_8gpu.log", "alltoall", "AlltoAll"),
-        )
-    ):
-        (folder := tmp_path / str(number)).mkdir()
-        _, rows = imported(folder / name, AMBIGUOUS, collective=option)
-        assert {row["collective"] for row in rows} == {expected}
-
-
-def test_what_the_output_tells_twice_and_differently_is_left_out() -> None:
+def test_what_the_output_tells_twice_is_left_out() -> None:
     lines = "".join(
         f"n1:1:1 [0] NCCL INFO AllReduce: {size} Bytes -> Algo {algorithm} proto SIMPLE "
         "channel{Lo..Hi}={0..7}\n"
@@ -244,32 +215,15 @@ def test_a_run_that_failed_before_its_first_row_is_told(tmp_path: Path) -> None:
     summary, _ = imported(tmp_path / "failed.log", text)
     [told] = [text for text in summary.files[0].remarks if "failed" in text]
     assert told.startswith("line 9: a run failed before its first row: n1: Test NCCL failure")
-    # Each launch has the settings of its own command: the shell's lines have no launcher's prefix.
-    lines = text.splitlines()
-    tagged = [line if line.startswith("$") else f"[1,0]<stdout>:{line}" for line in lines]
-    (tmp_path / "tagged").mkdir()
-    _, rows = imported(tmp_path / "tagged" / "runs.log", "\n".join(tagged))
-    found = [(r["requested_algorithm"], r["num_ranks"], r["status"]) for r in rows]
-    assert list(dict.fromkeys(found)) == [("NVLS", 4, "failed"), ("Ring", 4, "ok")]
 
 
-def test_what_shell_and_nccl_say_is_of_its_run_or_not_known(
-    tmp_path: Path,
-) -> None:
-    info = "n1:77:77 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n# Using devices"
-    text = (CASES / "export_persists.log").read_text().replace("# Using devices", info, 1)
-    summary, rows = imported(tmp_path / "two.log", text)
-    told = [(r["is_default"], r["requested_algorithm"], r["launch_profile"]) for r in rows]
-    assert told == [(False, None, "algo=?")] * 2 + [(False, "Tree", "default")] * 2
-    assert any("NCCL_ALGO cannot be read, or is two" in x for x in summary.files[0].remarks)
-    # What is said between two runs is of the second.
+def test_what_is_said_between_runs_is_of_the_second(tmp_path: Path) -> None:
     first, second = (CASES / "export_persists.log").read_text().rsplit("$ ./all", 1)
     header = second.split("\n", 1)[1]
     destroyed = "n1:7:7 [0] NCCL INFO comm 0x1 rank 0 nranks 4 - Destroy COMPLETE\n"
     first = first.replace("# Using", "NCCL version 2.26.2\n# Using")
     text = f"{first}{destroyed}NCCL version 2.27.3+cuda12.4\n{header}"
-    (between := tmp_path / "between").mkdir()
-    _, rows = imported(between / "two.log", text)
+    _, rows = imported(tmp_path / "two.log", text)
     found = [(row["nccl_version"], row["time_us"]) for row in rows if not row["in_place"]]
     assert found == [("2.26.2", 80.0), ("2.27.3", 81.0)]
 
@@ -298,7 +252,59 @@ def test_runs_are_what_the_lines_around_them_say(shown: str, wanted: str, tmp_pa
     assert "; ".join(map(told, reversed(runs.values()))).replace("AllReduce ", "") == wanted
 
 
-def test_forced_runs_that_only_the_name_of_the_file_tells_are_not_known(tmp_path: Path) -> None:
+def typed(draw: random.Random, env: dict[str, str]) -> tuple[list[str], str | None]:
+    """Lines up to a command, and the algorithm that it has; `env` is what is exported."""
+    run, algo = "./all_reduce_perf -b 1M", draw.choice(["Ring", "Tree"])
+    kinds = {
+        "plain": [run],
+        "export": [f"export NCCL_ALGO={algo}", run],
+        "late": [f"NCCL_ALGO={algo}", "export NCCL_ALGO", run],
+        "unset": [f"export NCCL_ALGO={algo}", "unset NCCL_ALGO", run],
+        "without": [f"env -u NCCL_ALGO {run}"],
+        "comment": [f"# export NCCL_ALGO={algo}", f"#NCCL_ALGO={algo}", run],
+        "never": ['if [ "$1" = x ]; then', f"  export NCCL_ALGO={algo}", "fi", run],
+        "subshell": [f"(export NCCL_ALGO={algo}; make)", run],
+        "inline": [f"NCCL_ALGO={algo} {run}"],
+        "mpirun": ["mpirun -np 4 \\", f"  -x NCCL_ALGO={algo} \\", f"  {run}"],
+        "loop": [f'for a in "{algo}"; do NCCL_ALGO=$a {run}; done'],
+        "banner": [f"=== NCCL_ALGO={algo} ===", f"NCCL_ALGO=$X {run}"],
+    }
+    kind = draw.choice([*kinds])
+    if kind in {"export", "late"}:
+        env["NCCL_ALGO"] = algo
+    elif kind == "unset":
+        env.clear()
+    lines = [draw.choice(["", "$ ", "me@n1:~$ "]) + line for line in kinds[kind]]
+    if kind in {"export", "late", "unset"} and draw.random() < 0.3:
+        lines.pop()  # the command is not shown
+    if kind in {"inline", "mpirun", "loop", "banner"}:
+        return lines, algo
+    return lines, None if kind == "without" else env.get("NCCL_ALGO")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nothing_wrong_is_said_of_a_run(seed: int, tmp_path: Path) -> None:
+    draw, env, truths, lines = random.Random(seed), dict[str, str](), list[str | None](), [""]
+    for number in range(5):
+        shown, algorithm = typed(draw, env)
+        truths.append(algorithm)
+        if number and "export" in shown[0] and draw.random() < 0.5:
+            # Printed too early, among the last lines of the run before.
+            lines.insert(len(lines) - draw.randrange(4), shown.pop(0))
+        whole = output(50 + number)
+        ends = (whole, whole, whole[:-1], whole[2:], [*whole[:4], "Killed"], whole[:6], whole * 2)
+        lines += [*shown, *draw.choice(ends)]
+    try:
+        _, rows = imported(tmp_path / "runs.log", "\n".join([*lines, ""]))
+    except OutputError:
+        return  # nothing of it is taken, which is said
+    for row in (row for row in rows if row["status"] == "ok" and not row["in_place"]):
+        is_known = row["is_default"] or row["requested_algorithm"] is not None
+        truth = truths[int(row["time_us"]) - 50]
+        assert not is_known or row["requested_algorithm"] == truth, "\n".join(lines)
+
+
+def test_what_a_files_name_says_is_not_known(tmp_path: Path) -> None:
     for name, forced in (("ar_tree_ll", None), ("tree", "Tree")):
         (tmp_path / name).mkdir()
         log = tmp_path / name / f"{name}.log"
@@ -307,7 +313,7 @@ def test_forced_runs_that_only_the_name_of_the_file_tells_are_not_known(tmp_path
         assert found == {(False, forced)}
 
 
-def test_releases_that_contradict_each_other_are_not_filled_by_the_option(tmp_path: Path) -> None:
+def test_releases_that_contradict_are_not_filled(tmp_path: Path) -> None:
     old, new = "NCCL version 2.18.5+cuda12.2", "NCCL version 2.20.5+cuda12.4"
     tables = [output(50)[:-1], output(60)[:-1], [*output(70)[:5], old, *output(70)[5:]]]
     text = "\n".join([old, *tables[0], new, *tables[1], "", new, *tables[2]])

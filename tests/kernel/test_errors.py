@@ -1,6 +1,5 @@
 import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -25,25 +24,14 @@ def test_every_error_has_the_exit_code_of_its_family() -> None:
         assert codes == [kind.exit_code], kind
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (errors.UnknownName("recipe", "zzz", ["iql"]), "unknown recipe 'zzz'; choose from iql"),
-        (errors.UnknownName("system", "a", []), "unknown system 'a'; choose from none exist"),
-        (errors.MissingPath("sweep", Path("x.toml"), "write one"), "no sweep at x.toml; write one"),
-        (errors.CorruptFile("damaged"), "damaged"),
-    ],
-)
-def test_an_error_of_the_user_ends_a_command_in_one_line_and_ours_is_not_hidden(
-    error: errors.DynamicclError, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_users_error_is_one_line_and_ours_not_hidden(capsys: pytest.CaptureFixture[str]) -> None:
     def fail(with_: Exception) -> None:
         raise with_
 
     with pytest.raises(SystemExit) as caught:
-        cli.run(partial(fail, error))
-    assert caught.value.code == error.exit_code
-    assert capsys.readouterr() == ("", f"error: {said}\n")
+        cli.run(partial(fail, errors.UnknownName("system", "a", [])))
+    assert caught.value.code == 2
+    assert capsys.readouterr() == ("", "error: unknown system 'a'; choose from none exist\n")
     cli.run(lambda: None)  # one that works says nothing
     assert capsys.readouterr() == ("", "")
     with pytest.raises(ZeroDivisionError):

@@ -81,26 +81,26 @@ def test_version_is_read_from_code_and_text(minor: int, patch: int) -> None:
     assert NcclVersion(2, minor, patch) < NcclVersion(2, minor + 1) < NcclVersion(2, minor + 1, 1)
 
 
-@pytest.mark.parametrize("text", ["", "two", "2", "v2.29.7", "2290700", "229"])
-def test_what_is_no_version_is_refused(text: str) -> None:
-    with pytest.raises(UnknownName, match="NCCL version"):
-        NcclVersion.parse(text)
+def test_what_is_no_version_is_refused() -> None:
+    for text in ["", "two", "2", "v2.29.7", "2290700", "229"]:
+        with pytest.raises(UnknownName, match="NCCL version"):
+            NcclVersion.parse(text)
 
 
-@pytest.mark.parametrize("collective", [c for c in Collective if c.tunable])
-def test_validity_is_nccl_s_table(collective: Collective) -> None:
-    for algorithm in Algorithm:
-        allowed = VALID[collective.wire].get(algorithm.wire, "")
-        for protocol in Protocol:
-            reason = invalid_reason(Config(algorithm, protocol), collective)
-            assert (reason is None) == (LETTER[protocol] in allowed), (algorithm, protocol, reason)
-        # With the protocol left to NCCL, an algorithm is valid when any protocol is.
-        assert (invalid_reason(Config(algorithm), collective) is None) == bool(allowed)
+def test_validity_is_nccl_s_table() -> None:
+    for collective in [c for c in Collective if c.tunable]:
+        for algorithm in Algorithm:
+            allowed = VALID[collective.wire].get(algorithm.wire, "")
+            for protocol in Protocol:
+                reason = invalid_reason(Config(algorithm, protocol), collective)
+                is_valid = LETTER[protocol] in allowed
+                assert (reason is None) == is_valid, (algorithm, protocol, reason)
+            # With the protocol left to NCCL, an algorithm is valid when any protocol is.
+            assert (invalid_reason(Config(algorithm), collective) is None) == bool(allowed)
 
 
-@pytest.mark.parametrize(
-    ("config", "collective", "where", "reason"),
-    [
+def test_reason_says_what_does_not_fit() -> None:
+    table: list[tuple[Config, Collective, dict[str, Any], str | None]] = [
         (Config(NVLS, LL), AR, {}, "NVLS has no LL for AllReduce"),
         (Config(TREE), Collective.Broadcast, {}, "Broadcast has no Tree"),
         (Config(RING), Collective.AlltoAll, {}, "NCCL never asks a tuner about AlltoAll"),
@@ -115,15 +115,11 @@ def test_validity_is_nccl_s_table(collective: Collective) -> None:
         (Config(RING, SIMPLE, None, 1 << 20), AR, {"version": (2, 30, 3)}, None),
         (Config(RING, SIMPLE, None, 1 << 20), AR, {"version": (2, 29)}, "a chunk size needs NCCL"),
         *((ABSTAIN, each, {"version": (2, 18), "num_nodes": 1}, None) for each in Collective),
-    ],
-)
-def test_reason_says_what_does_not_fit(
-    config: Config, collective: Collective, where: dict[str, Any], reason: str | None
-) -> None:
-    if "version" in where:
-        where = {**where, "version": NcclVersion(*where["version"])}
-    found = invalid_reason(config, collective, **where)
-    assert found is None if reason is None else str(found).startswith(reason)
+    ]
+    for config, collective, where, reason in table:
+        version = NcclVersion(*where["version"]) if "version" in where else None
+        found = invalid_reason(config, collective, **where | {"version": version})
+        assert found is None if reason is None else str(found).startswith(reason), config
 
 
 def test_a_fingerprint_is_of_counted_and_sorted_models() -> None:
@@ -134,7 +130,7 @@ def test_a_fingerprint_is_of_counted_and_sorted_models() -> None:
     assert with_nccl(node, NcclVersion(2, 28, 9)) == f"{node};nccl=22809"
 
 
-@pytest.mark.parametrize("text", ["", H100 + "\n"])
-def test_anything_else_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(UserError, match="one looks like 'gpu=NVIDIA H100"):
-        check_fingerprint(text)
+def test_anything_else_is_refused_with_an_example() -> None:
+    for text in ["", H100 + "\n"]:
+        with pytest.raises(UserError, match="one looks like 'gpu=NVIDIA H100"):
+            check_fingerprint(text)

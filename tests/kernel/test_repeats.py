@@ -12,7 +12,7 @@ from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.repeats import Times, cell_of, cells_of, round_drift
 
 
-def test_a_cell_is_a_median_with_the_noise_of_its_size_or_its_own() -> None:
+def test_a_cell_is_a_median_with_its_noise() -> None:
     assert cell_of([1.0], 0.1) == pytest.approx((1.0, 0.01, 1))
     assert cell_of([1.0, 1.2], 0.1) == pytest.approx((1.1, 0.005, 2))
     # No pair: 4 standard deviations of a difference are 0.566.
@@ -73,7 +73,7 @@ def drifting(
     ]
 
 
-def test_a_slow_round_is_found_and_neither_noise_nor_slow_calls_are_taken_for_it() -> None:
+def test_a_slow_round_is_told_from_noise_and_slow_calls() -> None:
     found = round_drift(drifting([0.0, 0.2, 0.0, 0.05], 20, 0.01))
     assert found[1] - found[0] == pytest.approx(0.2, abs=0.02)
     assert found[3] - found[2] == pytest.approx(0.05, abs=0.02)
@@ -102,7 +102,7 @@ def test_a_slow_round_is_found_and_neither_noise_nor_slow_calls_are_taken_for_it
         assert round_drift(few) == {}
 
 
-def test_a_slow_cell_of_few_repeats_is_doubted_and_a_fast_one_and_repeats_are_not() -> None:
+def test_a_slow_cell_of_few_repeats_alone_is_doubted() -> None:
     configs = [Config(Algorithm.Ring, Protocol.Simple, count) for count in (1, 2, 4, 8, 16)]
     prior = prior_of(Grid(tuple(range(14, 24)), (ABSTAIN, *configs)))
     places, noise = np.arange(len(prior.mean)), np.full(len(prior.mean), 0.01**2)

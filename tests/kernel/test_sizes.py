@@ -1,4 +1,3 @@
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,6 +43,6 @@ def test_first_byte_is_where_a_bin_begins(index: int) -> None:
     assert size_bin(first - 1) < index or first == 1
 
 
-@pytest.mark.parametrize("size", [0, -1, -(1 << 70), 1 << 62, 1 << 80])
-def test_absurd_sizes_have_no_bin(size: int) -> None:
-    assert size_bin(size) == -1
+def test_absurd_sizes_have_no_bin() -> None:
+    for size in [0, -1, -(1 << 70), 1 << 62, 1 << 80]:
+        assert size_bin(size) == -1

@@ -1,7 +1,6 @@
 """Sweeps and launches for the tests of the nccl-tests runner, and the stand-in under it."""
 
 import io
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,8 +148,3 @@ def share_near_truth(forced: pl.DataFrame, group: Group) -> float:
         for row in forced.iter_rows(named=True)
     ]
     return float(np.mean([0.9 < ratio < 1.15 for ratio in ratios]))
-
-
-def statuses(frame: pl.DataFrame, names: Sequence[str] = ("status",)) -> dict[object, int]:
-    """Rows by status."""
-    return {key[0] if len(key) == 1 else key: part.height for key, part in frame.group_by(names)}

@@ -25,41 +25,30 @@ from dynamiccl.collect.run import SweepProgress
 from dynamiccl.datasets import store
 from dynamiccl.errors import InvalidSweep, MachineError
 from dynamiccl.nccl import Collective
-from dynamiccl.simulator.system import Group
-from tests.collect.benchmark.stand_in import (
-    Lab,
-    share_near_truth,
-    statuses,
-    sweep,
-    wanted,
-)
+from tests.collect.benchmark.stand_in import Lab, sweep, wanted
 from tests.fakes.nccl_tests.install import install_stand_in
 
 
-def test_whole_grid_in_one_process_is_measured_verified_and_true(lab: Lab) -> None:
-    """Rows of such a sweep are in tests/golden/data/sweeps-plain.json, too."""
-    algorithms = '["Ring", "Tree", "CollNetDirect"]'
+def test_a_row_knows_machine_moment_and_iterations(lab: Lab) -> None:
+    """The rest of a row: tests/golden/data/sweeps-plain.json."""
+    algorithms = '["Tree", "CollNetDirect"]'
     made = sweep(cycles="1", algorithms=algorithms, runner="{ per_iteration = true }")
     # The grid and the reference; and what runs is read back.
     assert lab.run(made)["launches_run"] == 3
-    found = lab.rows
-    assert statuses(found) == {"ok": 2 * 3 * (8 + 2 + 2), "infeasible": 3 * (2 + 2)}
-    lost = found.filter(pl.col("reason") == "NCCL's cost table has no such cell here")
+    lost = lab.rows.filter(pl.col("reason") == "NCCL's cost table has no such cell here")
     assert (lost.height, lost["time_us"].null_count()) == (3 * 2, 3 * 2)
-    ok = found.filter(pl.col("status") == "ok")
+    found = lab.rows.filter(pl.col("status") == "ok")
     # How wide is up to the machine: the stand-in has a real clock, and others may be busy.
-    assert ok["aa_noise_band"].min() > 0  # type: ignore[operator]
+    assert found["aa_noise_band"].min() > 0  # type: ignore[operator]
     assert not found["partial_launch"].any()
     # Each block began when the one before it had ended.
-    assert ok.group_by("launch").agg(pl.col("timestamp").n_unique())["timestamp"].min() > 1  # type: ignore[operator]
+    assert found.group_by("launch").agg(pl.col("timestamp").n_unique())["timestamp"].min() > 1  # type: ignore[operator]
     # Times of single iterations come from JSON, the release from the text.
-    assert set(ok["iteration_times_us"].list.len()) == {5}
+    assert set(found["iteration_times_us"].list.len()) == {5}
     host = platform.node().partition(".")[0]
     told = ("source", "nccl_tests_version", "gpu", "hosts")
-    assert ok.select(told).unique().rows() == [("nccl-tests-json", "2.19.6", "FAKE H100", host)]
+    assert found.select(told).unique().rows() == [("nccl-tests-json", "2.19.6", "FAKE H100", host)]
     assert set(store.read(lab.out, "costs")["gpu"]) == {"FAKE H100"}
-    assert wanted(found)["verified"].all()
-    assert share_near_truth(wanted(found), Group(1, 8)) > 0.9
 
 
 def test_what_takes_long_and_does_not_win_is_not_started(lab: Lab) -> None:
@@ -78,16 +67,7 @@ def test_what_takes_long_and_does_not_win_is_not_started(lab: Lab) -> None:
     assert ok.rows() == [("LL", 1 << 20, 2), ("Simple", 1 << 20, 2), ("Simple", 4 << 20, 2)]
 
 
-def test_nccls_own_choice_alone_needs_no_plugin(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, None)
-    assert lab.run(sweep(cycles="1", algorithms="[]"))["launches_run"] == 1 + 1
-    told = lab.rows.group_by("status", "verified", "default_scope").len().rows()
-    assert told == [("ok", True, "untouched", 2 * 3 * 2)]
-
-
-def test_tuned_collectives_are_played_with_chunks_and_the_others_measured_as_they_are(
-    lab: Lab,
-) -> None:
+def test_tuned_collectives_alone_are_played_with_chunks(lab: Lab) -> None:
     made = sweep(
         collectives='["ReduceScatter", "Reduce", "AlltoAll", "SendRecv"]',
         algorithms='["Ring"]',
@@ -131,7 +111,7 @@ ONCE = ("trial", "run", "repeat", "default_scope", "in_place")
         ("FAKE_CRASH", PATIENT, ("failed", "exit code")),
     ],
 )
-def test_config_that_ends_two_launches_is_kept_out_and_everything_else_is_measured(
+def test_config_that_ends_two_launches_is_kept_out(
     mischief: str, runner: str, told: tuple[str, str], lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(mischief, "Tree/LL/4ch")
@@ -154,13 +134,11 @@ def test_config_in_play_when_something_went_once_runs_again(lab: Lab) -> None:
     lab.lose("sweep", 1, by="export FAKE_CRASH=Ring/Simple/4ch")
     assert lab.run(sweep(cycles="1", runner=PATIENT))["launches_run"] == 3 + 1
     found = lab.rows
-    assert statuses(found).keys() == {"ok"}
+    assert set(found["status"]) == {"ok"}
     assert found.filter(~pl.col("is_default"))["verified"].all()
 
 
-def test_wrong_values_belong_to_their_config_alone(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_values_are_of_their_config_alone(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_WRONG", "Tree/Simple")
     lab.run(sweep(cycles="1"))
     found = lab.rows
@@ -172,9 +150,7 @@ def test_wrong_values_belong_to_their_config_alone(
     assert (found.filter(pl.col("status") == "ok")["wrong_values"] == 0).all()
 
 
-def test_row_that_another_rank_tore_runs_again_with_what_follows(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_torn_row_runs_again_with_what_follows(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = {True: itertools.count(), False: itertools.count()}
 
     def run_process(
@@ -193,25 +169,23 @@ def test_row_that_another_rank_tore_runs_again_with_what_follows(
     summary = lab.run(sweep(cycles="1", runner=TIMED_ONLY))
     assert summary["launches_run"] == 2 + 2
     found = lab.rows
-    assert statuses(found).keys() == {"ok"}
+    assert set(found["status"]) == {"ok"}
     assert found.filter(pl.col("repeat") < 2).height == 2 * 3 * (8 + 2 + 2)
 
 
-def test_what_cannot_be_read_back_is_measured_and_not_verified(lab: Lab) -> None:
+def test_what_cannot_be_read_back_is_not_verified(lab: Lab) -> None:
     lab.lose("read-back", 1, 2)
     made = sweep(cycles="1", datatypes='["float", "half"]', runner=PATIENT)
     # One never begins, and is not tried a third time.
     assert lab.run(made)["launches_run"] == 2 + 2 * 2
     forced = lab.rows.filter(~pl.col("is_default"))
-    assert statuses(forced) == {"ok": 2 * 2 * 3 * 8}
+    assert (set(forced["status"]), forced.height) == ({"ok"}, 2 * 2 * 3 * 8)
     verified = forced.select("datatype", "verified").unique()
     assert verified.height == 2
     assert set(verified["verified"]) == {True, False}
 
 
-def test_plugin_that_does_not_load_is_no_measurement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plugin_that_does_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_REPORT_S", 0.5)  # for its report it is not worth waiting
     broken = Lab(tmp_path, tmp_path / "libbroken.so")
     (tmp_path / "libbroken.so").write_text("no library")
@@ -220,9 +194,7 @@ def test_plugin_that_does_not_load_is_no_measurement(
     assert "sweep" not in "".join(broken.rows["launch"])
 
 
-def test_asked_to_stop_it_keeps_the_rows_of_the_running_process(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_asked_to_stop_it_keeps_what_it_has(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_SECONDS_PER_ROW", "0.05")
     made = sweep(cycles="1", runner="{ read_back = false }")
     seen = itertools.count(1)
@@ -261,7 +233,7 @@ def test_what_cannot_be_measured_here_is_refused(tmp_path: Path) -> None:
             lab.check(made)
 
 
-def test_configs_without_a_plugin_that_can_play_them_are_refused(lab: Lab) -> None:
+def test_configs_without_a_plugin_are_refused(lab: Lab) -> None:
     needs = r"needs NCCL 2\.24\.\d or later, and nccl_version is 2\."
     with pytest.raises(MachineError, match=needs):
         lab.check(sweep(nccl_version='"2.23.4"'))
@@ -270,9 +242,7 @@ def test_configs_without_a_plugin_that_can_play_them_are_refused(lab: Lab) -> No
         lab.check(sweep())
 
 
-def test_every_binary_is_found_here_or_where_a_mount_shows_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_binaries_are_found_here_or_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = install_stand_in(tmp_path / "bin")
     for collective, name in BINARIES.items():
         assert find_program(collective, built, None) == str(built / name)
@@ -311,9 +281,7 @@ def launcher(image: Path, *mounts: str) -> str:
     return f'{{ kind = "local", container = {container} }}'
 
 
-def test_benchmark_of_the_image_is_told_paths_inside_the_container(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_is_told_paths_of_its_inside(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     inside, log = lab.folder / "inside", lab.folder / "calls"
     plugins = str(lab.plugin and lab.plugin.parent)
     program = lab.folder / "apptainer"
@@ -335,7 +303,7 @@ def test_benchmark_of_the_image_is_told_paths_inside_the_container(
     assert not any(hidden in call for call in calls for hidden in (str(lab.out), plugins))
 
 
-def test_what_the_container_cannot_see_is_refused_before_anything_runs(lab: Lab) -> None:
+def test_what_the_container_cannot_see_is_refused(lab: Lab) -> None:
     seen = r"libnccl-tuner-dynamiccl-sweep\.so cannot be seen inside"
     with pytest.raises(InvalidSweep, match=seen):
         lab.run(sweep(launcher=launcher(lab.folder, f"{lab.folder}:{lab.folder}")))

@@ -10,6 +10,7 @@ import polars as pl
 from dynamiccl.collect.calls import ENTRY, HEADER, MAGIC, RECORD, VERSION
 from dynamiccl.collect.imports import ImportOptions, ImportSummary, import_files
 from dynamiccl.datasets import store
+from dynamiccl.schedule import fnv1a
 
 
 def take(
@@ -29,25 +30,18 @@ def row_of(tmp_path: Path, *records: np.void, **options: Any) -> dict[str, Any]:
     return calls.row(0, named=True)
 
 
-def test_time_skew_and_environment_by_hand(tmp_path: Path) -> None:
+def test_time_and_skew_by_hand_and_what_the_caller_knows(tmp_path: Path) -> None:
+    """The rest of a call: tests/golden/data/logs-recorder.json."""
     facts = tmp_path / "systems.toml"
     facts.write_text('[systems.box]\nnic_kind = "roce"\n')
     known = {"systems_file": facts, "nccl_version": "2.30.7"}
     row = row_of(tmp_path, record(5, 0, 120.0), record(5, 1, 90.5), **known)
     assert (row["time_us"], row["skew_us"]) == (90.5, 29.5)
-    assert (row["ranks_seen"], row["ranks_timed"], row["sequence"]) == (2, 2, 5)
-    assert (row["ranks_agree"], row["sampled"], row["incomplete"]) == (True, True, False)
-    told = ("gpu", "mig", "nccl_version", "nic_kind", "nics_per_node")
-    gpu = "NVIDIA H100 80GB HBM3"
-    assert [row[name] for name in told] == [gpu, False, "2.30.7", "roce", 8]
-    assert row["node_fingerprint"] == f"gpu={gpu}*8;mig=0;nic=infiniband*8"
+    assert (row["nccl_version"], row["nic_kind"], row["nics_per_node"]) == ("2.30.7", "roce", 8)
     assert (row["system"], row["sweep"], row["run"]) == ("box", "in", "4711")
-    assert (row["plugin_mode"], row["plugin_version"]) == ("observe", None)
 
 
-def test_time_is_known_where_all_ranks_know_theirs_and_flags_have_columns(
-    tmp_path: Path,
-) -> None:
+def test_time_is_known_where_all_ranks_know_theirs(tmp_path: Path) -> None:
     names = ("time_us", "skew_us", "ranks_seen", "ranks_timed", "sampled")
     row = row_of(tmp_path / "a", record(0, 0, 100.0), record(0, 1))
     assert [row[name] for name in names] == [None, None, 2, 1, True]
@@ -72,7 +66,7 @@ def test_time_is_known_where_all_ranks_know_theirs_and_flags_have_columns(
     assert calls.height == len(shown)
 
 
-def test_names_that_nccl_gets_later_are_null_and_other_configs_are_shown(tmp_path: Path) -> None:
+def test_names_that_nccl_gets_later_are_null(tmp_path: Path) -> None:
     odd = record(0, 0, algorithm=255, protocol=9, datatype=255, num_ranks=3, num_nodes=2)
     write(tmp_path / "in", [odd], fingerprint=b"gpu=none*0;mig=?;nic=*;nccl=x", job=b"")
     write(tmp_path / "in", [record(0, 1, num_ranks=3)], rank=1, fingerprint=b"=;;gpu;nccl=7")
@@ -85,7 +79,7 @@ def test_names_that_nccl_gets_later_are_null_and_other_configs_are_shown(tmp_pat
     assert not row["ranks_agree"]
 
 
-def test_communicators_collectives_and_rotated_files_stay_apart(tmp_path: Path) -> None:
+def test_communicators_and_collectives_stay_apart(tmp_path: Path) -> None:
     for rank in (0, 1):
         for number, sequences in enumerate(((2, 0), (1, 3))):
             records = [
@@ -103,7 +97,7 @@ def test_communicators_collectives_and_rotated_files_stay_apart(tmp_path: Path) 
     assert (calls["time_us"] == 10.0 + calls["sequence"]).all()
 
 
-def test_replays_of_a_captured_call_are_matched_by_their_number(tmp_path: Path) -> None:
+def test_replays_are_matched_by_their_number(tmp_path: Path) -> None:
     for rank in (0, 1):
         replays = [
             record(4, rank, flags=1, enqueued_ns=1000 * (10 * i + rank)) for i in range(1, 4)
@@ -139,7 +133,7 @@ def test_impossible_records_are_dropped_with_a_reason(tmp_path: Path) -> None:
     }
 
 
-def test_torn_damaged_and_lost_entries_are_named_and_cost_nothing_else(tmp_path: Path) -> None:
+def test_torn_damaged_and_lost_entries_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "in", [record(i, 0) for i in range(5)])
     data = bytearray(path.read_bytes()[:-30])
     places = [HEADER.itemsize + number * ENTRY.itemsize for number in (1, 4)]
@@ -172,14 +166,6 @@ _PLAIN: Final[dict[str, Any]] = {
     "num_warps": 16,
     "datatype": 7,
 }
-
-
-def fnv1a(data: bytes) -> int:
-    """64-bit FNV-1a, a byte at a time."""
-    digest = 0xCBF29CE484222325
-    for byte in data:
-        digest = (digest ^ byte) * 0x100000001B3 % 2**64
-    return digest
 
 
 def record(sequence: int, rank: int, time_us: float | None = None, **columns: Any) -> np.void:

@@ -342,9 +342,7 @@ def test_files_rotate_within_a_bound(job: Job) -> None:
         (lambda at: at.write_text("x"), "it is not a directory, or a symbolic link to one"),
     ],
 )
-def test_a_directory_that_others_may_change_is_refused(
-    make: Callable[[Path], object], why: str, job: Job
-) -> None:
+def test_others_directory_is_refused(make: Callable[[Path], object], why: str, job: Job) -> None:
     if "another" in why and os.geteuid() != 0:
         pytest.skip("only root may give a directory away")
     calls = job.calls

@@ -1,7 +1,8 @@
 """One run of a benchmark program: its call order, rows and exit (`src/common.cu`, `src/util.cu`).
 
 The JSON is version 3, with what we read of it; tests/data/nccl_tests_v3.json has it whole. Booleans
-are strings in it, and the root is padded. It is written row by row: a crash leaves it cut off.
+are strings in it, and the root is padded. It is written row by row: a crash leaves it cut off. Text
+has its columns without their widths.
 """
 
 import argparse
@@ -53,7 +54,7 @@ for _letter, _name, _default, _type in (
     ("-g", "gpus", 1, int),
     ("-b", "min_bytes", 32 << 20, _bytes),
     ("-e", "max_bytes", 32 << 20, _bytes),
-    ("-f", "factor", 1, int),  # 1 = in steps of 1 MiB
+    ("-f", "factor", 2, int),
     ("-n", "iterations", 20, int),
     ("-w", "warmup", 1, int),
     ("-N", "cycles", 1, int),  # 0 = for ever
@@ -140,7 +141,7 @@ class Benchmark:
         size = self._options.min_bytes
         while size <= self._options.max_bytes:
             yield size
-            size = size * factor if factor > 1 else size + STEP_BYTES
+            size *= factor
 
     def _entry(self, size: int) -> dict[str, Any]:
         """What a row is about, as JSON names it: NCCL's count, and the larger buffer's size."""
@@ -201,15 +202,6 @@ class Benchmark:
 
 #: Releases: of nccl-tests, and NCCL's 2.30.7 as NCCL_VERSION_CODE.
 _TESTS, _NCCL = "2.19.6", 23007
-#: A step without a factor.
-STEP_BYTES: Final = 1 << 20
-#: What -I adds to each half of a row: name, unit, and the key in JSON.
-_EACH: Final = (
-    ("i_min", "(us)", "min_us"),
-    ("i_max", "(us)", "max_us"),
-    ("i_p99", "(us)", "p99_us"),
-    ("i_cv%", "(%)", "cv_pct"),
-)
 
 
 class Report:
@@ -234,17 +226,13 @@ class Report:
     ) -> None:
         """The lines up to the devices; `devices` has one for each rank, as JSON names them."""
         o = self._options
-        step = f"{o.factor}(factor)" if o.factor > 1 else f"{STEP_BYTES}(bytes)"
         self._print(
             f"# nccl-tests version {_TESTS} nccl-headers={_NCCL} nccl-library={_NCCL}\n"
             f"# Collective test starting: {self._program}\n"
             f"# nThread 1 nGpus {o.gpus} minBytes {o.min_bytes} maxBytes {o.max_bytes} "
-            f"step: {step} warmup iters: {o.warmup} iters: {o.iterations} agg iters: 1 "
+            f"step: {o.factor}(factor) warmup iters: {o.warmup} iters: {o.iterations} agg iters: 1 "
             f"validation: {o.check} graph: 0 unalign: 0\n"
         )
-        if o.per_iteration:
-            how = "CUDA event timing; i_* uses max over process rows"
-            self._print(f"# Per-Iteration Report: {how} \n")
         self._print("#\n# Using devices\n")
         for one in devices:
             self._print(
@@ -263,29 +251,17 @@ class Report:
         self._write(json.dumps(content)[:-1])
 
     def table_head(self) -> None:
-        start = f"# {'size':>10}  {'count':>12}  {'type':>8}  {'redop':>6}  {'root':>6}"
-        units = f"# {'(B)':>10}  {'(elements)':>12}  {'':>8}  {'':>6}  {'':>6}"
-        half = f"  {'time':>7}  {'algbw':>6}  {'busbw':>6}  #wrong"
-        unit = f"  {'(us)':>7}  {'(GB/s)':>6}  {'(GB/s)':>6}{'':8}"
-        titles = f"{'':11}out-of-place{'':23}in-place{'':10}"
-        if self._options.per_iteration:
-            named = " (+ per-iteration)"
-            titles = f"{'':14}out-of-place{named}{'':32}in-place{named}"
-            half += "".join(f"  {name:>7}" for name, _, _ in _EACH)
-            unit += "".join(f"  {text:>7}" for _, text, _ in _EACH)
-        self._print(f"#\n# {'':50}{titles}\n{start}{half}{half} \n{units}{unit}{unit} \n")
+        half = "  time  algbw  busbw  #wrong"
+        self._print(f"#\n#  size  count  type  redop  root{half}{half}\n")
         self._write(',"results":[')
 
     def row(self, entry: Mapping[str, Any]) -> None:
         """One row, both of its halves, as JSON has it."""
         text = "{size:12d}  {count:12d}  {type:>8}  {redop:>6}  {root}".format(**entry)
         for name in ("out_of_place", "in_place"):
-            half, each = entry[name], entry.get(f"{name}_per_iter")
+            half = entry[name]
             wrong = "N/A" if half["nwrong"] is None else f"{half['nwrong']:g}"
-            columns = [narrow(half["time"], 7), narrow(half["alg_bw"], 6)]
-            columns += [narrow(half["bus_bw"], 6), f"{wrong:>6}"]
-            columns += [narrow(each[key], 7) for _, _, key in _EACH] if each else []
-            text += "".join(f"  {column}" for column in columns)
+            text += "  {time:.2f}  {alg_bw:.2f}  {bus_bw:.2f}".format(**half) + f"  {wrong}"
         self._print(f"{text}\n")
         self._write(self._comma + json.dumps(entry))
         self._comma = ","
@@ -319,10 +295,3 @@ def iterations(processes_us: Sequence[Sequence[float]]) -> dict[str, Any]:
     found |= {"p99_us": times[-(-count * 99 // 100) - 1], "stdev_us": deviation}
     several = {"per_process_max_times_us": processes_us} if len(processes_us) > 1 else {}
     return {**found, "cv_pct": 100.0 * deviation / mean, "times_us": slowest, **several}
-
-
-def narrow(value: float, width: int) -> str:
-    """A number with as many decimals as fit (`getFloatStr`)."""
-    forms = (f"{value:{width}.{digits}f}" for digits in (2, 1, 0))
-    last = f"{value:{width}.{1 if width >= 7 else 0}e}"
-    return next((form for form in forms if len(form) <= width), last)

@@ -5,10 +5,9 @@ output, a tuner plugin under NCCL's own call order. **Its figures say nothing ab
 are the embedded simulator's (NCCL 2.27, H100), and its devices are called "FAKE H100".
 
 It plays nccl-tests 2.19.6 (`src/common.cu`, `src/util.cu`) with the options that our launches use,
-and NCCL 2.30.7: its tuner ABI and what it logs. How other releases print is tested on their
-logs. There is no MPI in it: rank and size come from the
-launcher's environment, no process waits for another, and rank 0 makes up what the others would have
-told it.
+and NCCL 2.30.7: its tuner ABI and what it logs. How releases print is tested on their logs. There
+is no MPI in it: rank and size come from the launcher's environment, no process waits for another,
+and rank 0 makes up what the others would have told it.
 
 Settings of the stand-in itself:
 

@@ -29,9 +29,6 @@ from tests.fakes.nccl_tests.world import World
 
 _CELLS: Final = tuple((a, p) for a in Algorithm for p in Protocol)
 _PER_RANK: Final = frozenset({Collective.AllGather, Collective.ReduceScatter})
-#: Variables that NCCL says it found set; after a number comes a full stop (`src/misc/param.cc`).
-_TEXTS: Final = ("NCCL_P2P_DISABLE", "NCCL_NET", "NCCL_PROTO", "NCCL_ALGO")
-_NUMBERS: Final = ("NCCL_SHM_DISABLE", "NCCL_MAX_CTAS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +70,10 @@ class Log:
     def wants(self, *subsystems: str) -> bool:
         return self._informs and any(name in self._subsystems for name in (*subsystems, "ALL"))
 
-    def say(self, text: str, *subsystems: str, device: int = 0) -> None:
+    def say(self, text: str, *subsystems: str) -> None:
         """Log one line, when the level and one of the subsystems are on."""
         if self.wants(*subsystems):
-            self._file.write(f"{self._prefix}[{device}] NCCL INFO {text}\n")
+            self._file.write(f"{self._prefix}[0] NCCL INFO {text}\n")
 
     def version(self) -> None:
         if self._warns:
@@ -107,14 +104,9 @@ class Nccl:
 
     def connect(self) -> None:
         """Make the communicators of this process's ranks."""
-        values, log, rank = self._environment, self.log, self._world.rank
-        if rank == 0:
-            log.version()
-        for name in filter(values.get, (*_TEXTS, *_NUMBERS)):
-            end = "." if name in _NUMBERS else ""
-            log.say(f"{name} set by environment to {values[name]}{end}", "ENV")
-        self._say_comms()
-        self._tuner = load(values.get("NCCL_TUNER_PLUGIN"), log.say)
+        if self._world.rank == 0:
+            self.log.version()
+        self._tuner = load(self._environment.get("NCCL_TUNER_PLUGIN"), self.log.say)
         if self._tuner is not None and self.num_ranks > 1:
             for _ in range(self._local_ranks):
                 self._tuner.add_context(self._comm_id, self.num_ranks, self._world.num_nodes)
@@ -216,16 +208,6 @@ class Nccl:
         if wanted == own or choice.protocol is not Protocol.Simple:
             return choice
         return replace(choice, chunk_bytes=asked_chunk_bytes(own, wanted), requested=True)
-
-    def _say_comms(self) -> None:
-        """What is logged about the communicator for every rank of this process."""
-        for device in range(self._local_ranks):
-            rank = self._world.rank * self._local_ranks + device
-            comm = f"comm 0x{0x55D0_0000_0000 + 0x10000 * device:x} rank {rank}"
-            begun = f"{comm} nranks {self.num_ranks} cudaDev {device} commId 0x{self._comm_id:x}"
-            shape = f"{comm} nRanks {self.num_ranks} nNodes {self._world.num_nodes} MNNVL 0"
-            for text in (f"ncclCommInitRankConfig {begun} - Init START", shape):
-                self.log.say(text, "INIT", device=device)
 
     def _say_tables(self) -> None:
         """The model's latencies and bandwidths, in blocks of three algorithms, by rank 0."""
