@@ -14,6 +14,7 @@ replacement,
 """
 
 import hashlib
+import logging
 import math
 import random
 from collections import Counter, defaultdict
@@ -31,14 +32,16 @@ from dynamiccl.collect.grid import Setting, Trial
 from dynamiccl.collect.schedule import grouped
 from dynamiccl.collect.sweep import SweepFile
 from dynamiccl.datasets.cells import is_unwell
-from dynamiccl.datasets.costs import COST_KEY, NUM_CELLS, log_costs, read_costs
+from dynamiccl.datasets.costs import COST_KEY, COST_TYPES, NUM_CELLS, log_costs, read_costs
 from dynamiccl.datasets.schema import Status
 from dynamiccl.datasets.store import part_paths
 from dynamiccl.drawn_worlds import Floats, Grid
+from dynamiccl.errors import DataError
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.repeats import MEDIAN_VARIANCE, NOISE, cells_of
 
 Picks = tuple[Trial, ...]
+_log = logging.getLogger(__name__)
 _Kind = TypeVar("_Kind", bound=Hashable)
 #: Of a setting in a round of adaptive: fewer learn more, but each round is a process at least.
 SLOTS: Final = 6
@@ -214,7 +217,7 @@ class Adaptive:
         for setting, members in self._tasks.items():
             # NCCL logs its costs in the first round.
             asked = self._costs if number else None
-            sizes_bytes = [task.size_bytes for task in members]
+            sizes_bytes = [setting.benchmark_bytes(task.size_bytes) for task in members]
             costs = asked and asked(setting, sizes_bytes)
             found = believe(members, before, costs)
             random = np.random.default_rng(seed_of(*self._seed, number, setting.key))
@@ -237,7 +240,7 @@ class Adaptive:
         return bool((is_sure | (regret.mean(axis=0) < tolerance)).all())
 
 
-#: Pure functions of the outcomes of earlier rounds, in any order.
+#: Pure functions of the outcomes of earlier rounds, in any order, and of `costs`.
 Strategy = Cycles | Adaptive
 
 
@@ -249,11 +252,15 @@ def make_strategy(file: SweepFile, trials: Sequence[Trial], costs: Costs | None 
 
 
 def logged_costs(file: SweepFile, out: Path) -> Costs:
-    """NCCL's costs as this data set has them by then."""
+    """NCCL's costs as this data set has them by then; none, and a warning, where one is damaged."""
 
     @lru_cache(maxsize=1)
     def read(_: tuple[Path, ...]) -> pl.DataFrame:
-        return read_costs(out)
+        try:
+            return read_costs(out)
+        except DataError as error:  # a sweep goes on without them
+            _log.warning("adaptive goes on without NCCL's costs: %s", error)
+            return pl.DataFrame(schema=COST_TYPES)
 
     def found(setting: Setting, sizes_bytes: Sequence[int]) -> Floats:
         costs = read(tuple(part_paths(out, "costs"))).filter(

@@ -37,7 +37,8 @@ _RING_CHANNELS: Final = 16
 def read_costs(data_dir: Path) -> pl.DataFrame:
     """The costs of a data set, one row a cell; empty where NCCL's log was not kept.
 
-    Cells with several values (another topology) are dropped. Logged costs replace modelled ones.
+    A group with several values of a cell (another topology) is left out, since which cell is the
+    cheapest would be wrong. Logged costs replace modelled ones.
     """
     if not part_paths(data_dir, "costs"):
         return pl.DataFrame(schema=COST_TYPES)
@@ -45,7 +46,7 @@ def read_costs(data_dir: Path) -> pl.DataFrame:
     is_modelled = pl.col("sweep") == MODELLED_SWEEP
     everything = read(data_dir, "costs").filter(~is_modelled | is_modelled.all().over(COST_KEY))
     found = everything.select(*COST_TYPES).cast(COST_TYPES).unique()
-    alone = found.filter((pl.len() == 1).over(cell)).filter(
+    alone = found.filter((pl.len() == 1).over(cell).all().over(COST_KEY)).filter(
         pl.col("latency_us").is_not_null() & pl.col("bandwidth_gbytes_per_s").is_not_null()
     )
     return alone.sort(cell)
@@ -85,5 +86,5 @@ def _time_us(algorithm: Algorithm, protocol: Protocol, row: Mapping[str, Any]) -
             # The table does not tell the GPU; before Ampere the factor is 1.9.
             ranks = nodes * row["ranks_per_node"]
             latency_us *= nccl.plateau(size_bytes, _RING_CHANNELS, ranks, since_ampere=True)
-    time_us: float = latency_us + size_bytes / (1e3 * bandwidth)
+    time_us: float = latency_us + max(size_bytes, 1) / (1e3 * bandwidth)
     return time_us

@@ -8,10 +8,9 @@ space of the covariance's R largest directions. What these leave out of a place 
 is what no drawn machine has: how large that is, config by config, the measurements tell.
 
 It acts only where the gain over NCCL's own choice is more than `caution` spreads, the config was
-measured, its algorithm and protocol within an octave, and NCCL's choice within an octave on either
-side, with a gain of more than a spread at both of these sizes: NCCL changes its choice at sizes
-that nothing foretells. As many spreads there as here made nothing safer, and took half as many
-probes again. The config itself within an octave was no safer either. The caution is
+measured within an octave, and NCCL's choice within an octave on either side, with a gain of more
+than a spread at both of these sizes: NCCL changes its choice at sizes that nothing foretells. As
+many spreads there as here made nothing safer, and took half as many probes again. The caution is
 calibrated on further draws, measured at the very same places: in worlds like those at most `alpha`
 of the sizes at which it acts are slower. A machine is not one of those:
 
@@ -252,8 +251,7 @@ class Belief:
         gains = gain > AROUND * spread
         below, above = self._neighbours
         around = gains[..., below, :] & gains[..., above, :]
-        both = np.logical_and(*self.default_sides)[:, None]
-        return np.asarray(self._allowed & both & self._cell_near & self._tried & around)
+        return np.asarray(self._allowed & self.is_near & around)
 
     def _best(self, gain: Floats, spread: Floats, may: Bools, caution: float) -> Ints:
         """(..., S) largest sure gain (..., S, A); 0 without one."""
@@ -284,22 +282,20 @@ class Belief:
         """
         places = self._candidates(random)
         size, action = np.divmod(places, self._shape[1])
-        is_config, is_cell = np.eye(self._shape[1], dtype=np.bool_)[action], self._same[action]
+        is_config = (action[:, None] == np.arange(self._shape[1]))[:, None]
         below, above = sides((self._log2_sizes[size] - self._log2_sizes[:, None]).T[..., None])
         row, column = np.divmod(self._places, self._shape[1])
         told, (side_below, side_above) = row[column == 0], self.default_sides
-        near, tried = self._cell_near, self._tried
-        covariance, variance = self._covariance(places), self._variance
+        near, covariance, variance = self.config_near, self._covariance(places), self._variance
         cost = 1.0 + np.broadcast_to(beside, self._shape).ravel()[places]
         found, sizes = list[tuple[int, float]](), range(self._shape[0])
         for _ in range(count if len(places) else 0):
             both = (side_below | below) & (side_above | above)
-            may = both[..., None] & (near | (is_cell[:, None] & (below | above)[..., None]))
-            may &= (tried | is_config)[:, None]
+            may = both[..., None] & (near | (is_config & (below | above)[..., None]))
             around = np.stack([neighbours(np.append(told, each), len(sizes)) for each in sizes])
             total = variance[places] + 2.0 * noise
             value = self._value(covariance / np.sqrt(total)[:, None], variance, may, around[size])
-            may = ((side_below & side_above)[:, None] & near & tried)[None]
+            may = ((side_below & side_above)[:, None] & near)[None]
             now = neighbours(told, len(sizes))[None]
             before = self._value(np.zeros((1, len(variance))), variance, may, now)
             worth = (value - before) / cost
@@ -310,8 +306,7 @@ class Belief:
             covariance = covariance - covariance[:, places[best], None] * (moved / total[best])
             told = np.append(told, size[best])
             side_below, side_above = side_below | below[best], side_above | above[best]
-            near = near | (is_cell[best] & (below | above)[best, :, None])
-            tried = tried | is_config[best]
+            near = near | (is_config[best] & (below | above)[best, :, None])
             cost = np.where(size == size[best], 1.0, cost)
         return found
 
@@ -381,22 +376,6 @@ class Belief:
         size, action = np.divmod(self._places, self._shape[1])
         near = np.abs(self._log2_sizes[:, None] - self._log2_sizes[size]) <= _REACH + _EXACT
         return np.asarray(near @ (np.arange(self._shape[1]) == action[:, None]))
-
-    @cached_property
-    def _same(self) -> Bools:
-        """(A, A) whether two configs have one algorithm and protocol."""
-        kinds = [(config.algorithm, config.protocol) for config in self._prior.grid.configs]
-        return np.array([[kind == other for other in kinds] for kind in kinds])
-
-    @cached_property
-    def _cell_near(self) -> Bools:
-        """(S, A) whether its algorithm and protocol were measured within an octave."""
-        return np.asarray(self.config_near @ self._same)
-
-    @cached_property
-    def _tried(self) -> Bools:
-        """(A,) whether the config was measured at all."""
-        return np.isin(np.arange(self._shape[1]), self._places % self._shape[1])
 
     def _widen(self, off: Floats) -> None:
         self.widened = 1.0

@@ -352,11 +352,12 @@ class Measured:
         for fold in np.array_split(runs, min(len(runs), _FOLDS)):
             belief = self._believe(table, grid, fold.tolist())
             for row, size, action in zip(rows, at, belief.decide()[at], strict=True):
-                own, other = (
-                    np.log(times[cell][np.isin(runs_of[cell], fold)])
-                    for cell in ((int(row), ABSTAIN_ACTION), (int(row), int(actions[action])))
-                )
-                if action != ABSTAIN_ACTION and len(own) and len(other):
+                both = (int(row), ABSTAIN_ACTION), (int(row), int(actions[action]))
+                # What it acts with need not have been measured at this very size.
+                if action == ABSTAIN_ACTION or not all(cell in times for cell in both):
+                    continue
+                own, other = (np.log(times[cell][np.isin(runs_of[cell], fold)]) for cell in both)
+                if len(own) and len(other):
                     claimed.append(float(belief.gain[size, action]))
                     found.append(float(own.mean() - other.mean()))
         if not claimed:

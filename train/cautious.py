@@ -107,6 +107,8 @@ def index_of(one_hot: torch.Tensor) -> torch.Tensor:
 _ROW_REACH: Final = 0.26
 #: Octaves over which gains change.
 _SHAPE_LENGTH: Final = 3.0
+#: Cells whose costs differ by less, ln of time: NCCL logs one decimal, and may choose either.
+_TIE: Final = 0.002
 #: Shapes that differ by less, in octaves, are one; and machines' features.
 _SAME: Final = 1e-4
 #: Shapes near which a config must be measured, to act at a new shape.
@@ -127,6 +129,7 @@ class ShapeTable:
     is_near: Bools  # (L, A) measured near enough to tell of other shapes
     may_act: Bools  # (L, A) the same, and a gain at the sizes around
     relative_cost: Floats  # (L, A) the gain that NCCL's costs foretell; NaN: not known
+    is_cell: Bools  # (A,) asks for an algorithm and a protocol, and nothing else
     caution: float
 
 
@@ -135,6 +138,8 @@ class Tables(nn.Module):
 
     A shape that nobody measured has the gains of others by ordinary kriging (Cressie 1993, section
     3.2) over log2 of nodes and ranks, around NCCL's costs where these make the better guess.
+    NCCL's own choice is another at each shape: where its costs tell which, a gain is no larger than
+    over that cell, or the best that costs nearly as little.
     """
 
     shapes: torch.Tensor  # (H, 2)
@@ -145,6 +150,7 @@ class Tables(nn.Module):
     nearness: torch.Tensor
     acting: torch.Tensor
     costs: torch.Tensor
+    is_cell: torch.Tensor  # (A,)
     cautions: torch.Tensor  # (H,)
     inverse: torch.Tensor  # (H + 1, H + 1) of the kriging system
 
@@ -170,6 +176,7 @@ class Tables(nn.Module):
             "costs": np.nan_to_num(
                 np.concatenate([each.relative_cost for each in tables]), nan=np.inf
             ),
+            "is_cell": tables[0].is_cell,
             "cautions": np.array([each.caution for each in tables]),
         }
         for name, values in parts.items():
@@ -183,6 +190,7 @@ class Tables(nn.Module):
         self.plain, self.by_cost = differences
         self.elsewhere = elsewhere
         self.reach, self.same, self.least_shapes = _ROW_REACH, _SAME, LEAST_SHAPES
+        self.tie = _TIE
 
     def forward(
         self, place_B3: torch.Tensor, cost_BA: torch.Tensor
@@ -214,6 +222,11 @@ class Tables(nn.Module):
         near_BHA = torch.where(new_B11, self.nearness[row_BH], self.acting[row_BH]) & has_BH1
         count_BA = (near_BHA & (same_BH.unsqueeze(2) | new_B11)).sum(dim=1)
         near_BA = count_BA >= torch.where(known_B1, 1, self.least_shapes)
+        cell_BA = near_BA & self.is_cell.unsqueeze(0) & ~known_B1
+        is_told_B1 = (cell_BA & (cost_BA >= -self.same)).any(dim=1, keepdim=True)
+        own_BA = gain_BA.masked_fill(~(cell_BA & (cost_BA >= -self.tie)), float("-inf"))
+        own_B1 = own_BA.max(dim=1, keepdim=True)[0].clamp(min=0.0)
+        gain_BA = torch.where(is_told_B1, gain_BA - own_B1, gain_BA)
         own_BH = self.cautions.unsqueeze(0).masked_fill(~same_BH, 0.0)
         caution_B = own_BH.sum(dim=1)
         elsewhere_B = torch.full_like(caution_B, self.elsewhere)

@@ -30,7 +30,7 @@ from dynamiccl.datasets.features import TUNED, cold_observations
 from dynamiccl.datasets.splits import Split
 from dynamiccl.datasets.steps import with_noise
 from dynamiccl.drawn_worlds import Floats, Grid, Ints
-from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.repeats import MAD_TO_SIGMA
 from dynamiccl.sizes import bin_center_bytes, size_bin
 from dynamiccl.train.cautious import (
@@ -228,7 +228,7 @@ def best_of(gain: Floats, spread: Floats, known: Bools, caution: float) -> Ints:
 
 Progress = Callable[[int, int], None]
 #: The least caution at shapes that nobody measured.
-_ELSEWHERE: Final = 3.0
+_ELSEWHERE: Final = 2.5
 #: The least share of a difference that is unknown between neighbouring shapes.
 _LEAST_LEFT: Final = 0.05
 
@@ -244,10 +244,10 @@ def fit_tables(
     """
     tasks = Tasks(data)
     found = list(tasks.tables())
-    told, trained = list[_Told](), list[_Told]()
+    told, trained, configs = list[_Told](), list[_Told](), data.catalogue.configs
     for measured, is_train in found:
-        told.append(_Told.of(measured, alpha, len(data.catalogue)))
-        trained.append(_Told.of(measured.only(is_train), alpha, len(data.catalogue)))
+        told.append(_Told.of(measured, alpha, configs))
+        trained.append(_Told.of(measured.only(is_train), alpha, configs))
         progress(len(told), len(found))
     left_out = Calibration.joined([each.left_out for each in told])
     metrics = {
@@ -272,14 +272,14 @@ class _Told:
     stretched: float
 
     @classmethod
-    def of(cls, measured: Measured, alpha: float, num_actions: int) -> Self:
+    def of(cls, measured: Measured, alpha: float, configs: Sequence[Config]) -> Self:
         prior, told = prior_of(measured.grid), (measured.places, measured.log_us)
         variance = doubted(prior, *told, measured.variance, measured.repeats)
         belief = Belief(prior, *told, variance)
         sizes = np.array(measured.grid.log2_sizes)
 
         def of_all(values: npt.NDArray[Any], empty: float | bool) -> npt.NDArray[Any]:
-            found = np.full((len(sizes), num_actions), empty)
+            found = np.full((len(sizes), len(configs)), empty)
             found[:, measured.actions] = values
             return found
 
@@ -291,11 +291,18 @@ class _Told:
             of_all(belief.is_near, empty=False),
             of_all(belief.may_act, empty=False),
             of_all(measured.relative_cost, np.nan),
+            np.array([_asks_for_a_cell(each) for each in configs]),
             belief.caution(alpha),
         )
         widened = float(np.sqrt(belief.widened))
         left_out = _left_out_sizes(belief, len(measured.grid.configs))
         return cls(measured.machine, measured.collective, table, left_out, widened, belief.stretch)
+
+
+def _asks_for_a_cell(config: Config) -> bool:
+    """Whether it asks for an algorithm and a protocol, and leaves the rest to NCCL."""
+    both = config.algorithm, config.protocol
+    return None not in both and config == Config(*both)
 
 
 def _left_out_sizes(belief: Belief, num_configs: int) -> Calibration:

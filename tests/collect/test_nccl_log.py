@@ -63,6 +63,16 @@ def test_settings_are_a_request_or_a_profile(settings: dict[str, str], wanted: l
     assert found["is_default"] == (asked == ["-"] * 3)
 
 
+def test_what_another_tuner_chose_is_not_known() -> None:
+    plugins: tuple[dict[str, str | None], ...] = ({"NCCL_TUNER_PLUGIN": "x"}, {"--tuner": "X"})
+    for plugin in plugins:
+        found = requested_by(plugin, Collective.AllReduce)
+        assert (found["is_default"], found["requested_algorithm"]) == (False, None)
+        assert requested_by(plugin, Collective.AlltoAll)["is_default"]
+        forced = requested_by({**plugin, "NCCL_ALGO": "Ring"}, Collective.AllReduce)
+        assert forced["requested_algorithm"] == "Ring"
+
+
 def test_log_says_which_tuner_is_used_and_what_is_set() -> None:
     for said, name in (
         ("Using nccl_ofi_tuner (v3)", "nccl_ofi_tuner"),

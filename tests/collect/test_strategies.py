@@ -4,7 +4,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,12 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.collect import schedule, strategies
-from dynamiccl.collect.grid import Setting, Trial
+from dynamiccl.collect.grid import LaunchProfile, Setting, Trial
 from dynamiccl.collect.run import run_sweep
 from dynamiccl.collect.simulated import SimulatorRunner
 from dynamiccl.collect.strategies import Outcome, Strategy
 from dynamiccl.collect.sweep import Sweep
-from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
+from dynamiccl.datasets.store import part_paths
+from dynamiccl.drawn_worlds import Grid
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from tests.collect.benchmark.stand_in import sweep
 
 GRID = {
@@ -210,10 +212,22 @@ def test_what_nccl_logs_in_the_first_round_is_believed_from_the_second_on(tmp_pa
     ring_and_tree = log_us[:, :6]
     assert np.isfinite(ring_and_tree).all()
     assert (np.diff(ring_and_tree, axis=0) > 0).all()
-    told = strategies.make_strategy(made.file, made.trials, costs)
-    assert told.next_picks(0, ()) == next_picks(0, ())
+    told = Grid(tuple(np.log2(sizes)), (ABSTAIN,)).with_costs(log_us)
+    assert told.own[0] == (Algorithm.Tree, Protocol.LL)
+    assert told.own[-1] == (Algorithm.NVLSTree, Protocol.Simple)
+    # Of another group or profile nothing is known; of other collectives, as NCCL logs them all.
+    for other in (replace(setting, num_nodes=2), replace(setting, profile=LaunchProfile("other"))):
+        assert np.isnan(costs(other, sizes)).all()
+    broadcast = costs(replace(setting, collective=Collective.Broadcast), sizes)
+    assert np.isnan(broadcast[:, :3]).all()
+    assert (broadcast[-1, 3:6] < log_us[-1, 3:6]).all()
+    knows = strategies.make_strategy(made.file, made.trials, costs)
+    assert knows.next_picks(0, ()) == next_picks(0, ())
     history = [outcome for outcome in HISTORY if outcome.round < 1]
-    assert told.next_picks(1, history) != next_picks(1, history)
+    assert knows.next_picks(1, history) != next_picks(1, history)
+    # A sweep is not ended by a part that somebody damaged.
+    part_paths(tmp_path, "costs")[0].with_name("part-junk.parquet").write_bytes(b"junk")
+    assert np.isnan(costs(setting, sizes)).all()
 
 
 @settings(max_examples=8, deadline=None)
@@ -310,7 +324,7 @@ def test_where_nothing_is_to_be_won_it_stops_and_mostly_abstains() -> None:
         assert sum(map(len, world.rounds)) < 0.75 * 3 * (len(made.trials) + 5)
         acts += sum(config != ABSTAIN for config in table.values())
     # Not never: each task is looked at after each round, and the luckiest of 28 configs leads.
-    assert acts <= 0.5 * 4 * 5
+    assert acts <= 0.4 * 4 * 5
     _, table = play(made, hockney, 1.5)
     assert sum(config != ABSTAIN for config in table.values()) <= 1
 
@@ -319,7 +333,7 @@ def test_configs_that_all_fail_are_left_alone_and_a_default_that_fails_ends_its_
     default_only, table = play(adaptive(), lambda t: 100.0 if t.config == ABSTAIN else None, 0.02)
     assert set(table.values()) == {ABSTAIN}
     # Three configs of each of four subspaces, and what was picked before they were known.
-    assert len(default_only.rounds) <= 5
+    assert len(default_only.rounds) <= 4
     nothing, table = play(adaptive(), lambda _: None, 0.0)
     assert set(table.values()) == {ABSTAIN}
     # Each round asks sizes that no round did.

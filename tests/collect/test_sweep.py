@@ -195,6 +195,7 @@ def test_what_cannot_run_is_left_out_and_told() -> None:
         "NVLSTree needs more than one node": 3,
     }
     assert (found["trials"], found["feasible"], found["measurements"]) == (15, 9, 2 * 3 * (2 + 2))
+    assert "     3 trials left out: NVLSTree needs more than one node" in plan_lines(found)
     made = sweep(collectives='["AllGather"]', sizes="{ list = [64] }")
     none = make_plan(made)
     assert (none["feasible"], none["launches"], none["measurements"]) == (0, 0, 0)

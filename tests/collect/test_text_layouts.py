@@ -143,6 +143,19 @@ def test_ranks_on_one_gpu_leave_nodes_open() -> None:
         assert any("ranks show the same GPU" in each for each in output.remarks) == (nodes is None)
 
 
+def test_collective_from_option_then_file_name(tmp_path: Path) -> None:
+    for number, (name, option, expected) in enumerate(
+        (
+            ("allgather_8gpu.log", None, "AllGather"),
+            ("run1.log", "alltoall", "AlltoAll"),
+            ("allgather_8gpu.log", "alltoall", "AlltoAll"),
+        )
+    ):
+        (folder := tmp_path / str(number)).mkdir()
+        _, rows = imported(folder / name, AMBIGUOUS, collective=option)
+        assert {row["collective"] for row in rows} == {expected}
+
+
 def test_what_the_output_tells_twice_is_left_out() -> None:
     lines = "".join(
         f"n1:1:1 [0] NCCL INFO AllReduce: {size} Bytes -> Algo {algorithm} proto SIMPLE "

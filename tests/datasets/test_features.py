@@ -212,6 +212,7 @@ def test_a_group_that_logged_several_tables_has_none(tmp_path: Path) -> None:
     assert costs.height > 0
     assert costs.unique([*COST_KEY, "algorithm", "protocol"]).height == costs.height
     table = read(tmp_path, "costs").with_columns(latency_us=pl.col("latency_us") + 1.0)
+    table = table.filter(pl.col("algorithm") == "Ring")  # of other cells there is one value
     write_part(tmp_path, table.to_arrow().cast(COSTS), kind="costs", provenance={})
     assert read_costs(tmp_path).is_empty()
 

@@ -66,6 +66,18 @@ def test_luck_in_choosing_is_not_taken_for_a_gain() -> None:
     assert sum(low > 0.0 for low in lows) <= 2
 
 
+def test_a_config_may_be_best_where_it_was_not_measured() -> None:
+    rows = []
+    for size, run in product((MIB // 2, MIB, 2 * MIB), range(RUNS)):
+        place = {"size_bytes": size, "run": f"cycle-{run}"}
+        rows.append(default(100.0, **place))
+        rows += [forced("Ring", "LL", 99.0, channels=n, **place) for n in (1, 2)]
+        if size != MIB:
+            rows.append(forced("Ring", "LL", 60.0, channels=4, **place))
+    found = against(exposed_job(100.0), frame(*rows))
+    assert arm_of(found).communication.mean == pytest.approx(0.4, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("columns", "why"),
     [

@@ -9,10 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from dynamiccl.libraries import PROFILER_NAME, TUNER_NAME, VENDOR_NAME
-from dynamiccl.nccl import Algorithm, Config, Protocol
+from dynamiccl.nccl import Algorithm, Collective, Config, Protocol
 from dynamiccl.serve.ab import tables_in
 from dynamiccl.serve.install import install
 from tests.serve.abi import compiled
@@ -253,30 +255,59 @@ def test_allgatherv_is_given_no_channels_that_are_not_there(release: str, either
     assert played.acted > 0
 
 
-def test_the_recorder_alone_agrees_on_nothing(job_build_dir: Path, setting: Setting) -> None:
-    """In mode observe. Children write nothing into their parents' files."""
-    seen, calls = setting.root / "look", setting.root / "calls"
-    calls.mkdir(mode=0o700)
-    own = {"DYNAMICCL_CALLS_DIR": str(calls), "DYNAMICCL_SAMPLE_PERCENT": "100"}
-    played = player_of(job_build_dir, PROFILER_NAME)(
-        *at(400, look(seen), rank=ALL),
-        *every(300, "fork", rank=ALL),
-        environment=setting.environment() | own,
-        ranks=4,
-        rate=1000,
-        calls=700,
-        max_group=1,
-        release="2.28",
-        kernel_drop=20,
-    )
-    assert played.acted == 0
-    assert len(list(calls.iterdir())) == 4
-    records = records_of(calls, 0)
-    assert len(records) == played.calls
-    assert 0.1 < (records["start_ns"] > 0).mean() < 0.7  # not of calls that lost an event
+Recording = Callable[..., tuple[Played, npt.NDArray[np.void]]]
+
+
+@pytest.fixture
+def record(job_build_dir: Path, setting: Setting) -> Recording:
+    """A job under the recorder alone (mode observe), and what it kept of rank 0."""
+
+    def run(
+        *options: str, percent: int = 100, **named: object
+    ) -> tuple[Played, npt.NDArray[np.void]]:
+        calls_dir = setting.root / "calls"
+        calls_dir.mkdir(mode=0o700)
+        own = {"DYNAMICCL_CALLS_DIR": str(calls_dir), "DYNAMICCL_SAMPLE_PERCENT": str(percent)}
+        played = player_of(job_build_dir, PROFILER_NAME)(
+            *options, environment=setting.environment() | own, **named
+        )
+        assert played.acted == 0
+        assert len(list(calls_dir.iterdir())) == len(played.ranks)
+        return played, records_of(calls_dir, 0)
+
+    return run
+
+
+def test_the_recorder_alone_agrees_on_nothing(record: Recording, tmp_path: Path) -> None:
+    """Children write nothing into their parents' files."""
+    seen, forks = tmp_path / "look", every(300, "fork", rank=ALL)
+    record(*at(400, look(seen), rank=ALL), *forks, ranks=4, rate=1000, calls=700)
     for rank in ranks_in(seen):
         assert re.findall("^dynamiccl.*", rank, re.MULTILINE) == ["dynamiccl-calls"]
     assert len(ranks_in(seen)) == 4
+
+
+@pytest.mark.parametrize(("release", "drop"), [("2.28", 20), ("2.29", 20), ("2.30", 0)])
+def test_all_calls_are_heard_of_and_those_that_lose_no_event_are_timed(
+    drop: int, release: str, record: Recording
+) -> None:
+    played, records = record(ranks=2, release=release, max_group=1, rate=1000, kernel_drop=drop)
+    assert len(records) == played.calls
+    # From 2.29 on a Broadcast is heard of by its call alone.
+    is_told = (records["collective"] != Collective.Broadcast) | (release == "2.28")
+    is_timed = records["start_ns"] > 0
+    assert not is_timed[~is_told].any()
+    assert is_timed[is_told].mean() > 0.95 if drop == 0 else is_timed.mean() < 0.7
+
+
+@pytest.mark.parametrize(("percent", "silent"), [(0, 95), (100, 76)])
+def test_a_replay_is_heard_of_only_with_host_nodes(
+    percent: int, silent: int, record: Recording
+) -> None:
+    """A graph has them that was captured while times were taken: the first of five."""
+    captures = at(100, "capture=5,20", rank=ALL)
+    played, records = record(*captures, percent=percent, ranks=2, max_group=1, rate=1000, calls=500)
+    assert played.calls - len(records) == silent
 
 
 ACTS = {"WILFUL_ACT_FROM": "100"}

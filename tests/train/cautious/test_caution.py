@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from dynamiccl.belief import LEAST_CAUTION, MIN_GAIN, SLOWER
+from dynamiccl.train.cautious import ShapeTable, Tables
 from dynamiccl.train.cautious_fit import Calibration, best_of
 
 
@@ -75,3 +77,37 @@ def test_bound_holds_over_draws(alpha: float) -> None:
         acted += int(acts.sum())
     assert acted > 0.1 * 400 * 1_000
     assert 0.5 * alpha < wrong / acted <= 1.05 * alpha
+
+
+def test_at_a_new_shape_a_gain_is_over_the_cell_that_nccl_would_choose() -> None:
+    """Action 1 gains 0.4 at all shapes; where NCCL's costs say that it is its own, nothing."""
+    tables = [
+        ShapeTable(
+            shape=(nodes, 3.0),
+            log2_sizes=np.array([20.0]),
+            gain=np.array([[0.0, 0.4, 0.1]]),
+            spread=np.full((1, 3), 0.01),
+            is_near=np.ones((1, 3), dtype=np.bool_),
+            may_act=np.ones((1, 3), dtype=np.bool_),
+            relative_cost=np.zeros((1, 3)),
+            is_cell=np.array([False, True, True]),
+            caution=2.0,
+        )
+        for nodes in (1.0, 2.0, 4.0)
+    ]
+    made = Tables(tables, differences=(0.1, 1.0), elsewhere=2.5)
+    place = torch.tensor([[20.0, 3.0, 3.0]], dtype=torch.float64)
+    unknown = float("nan")
+    for costs, wanted in (
+        ([0.0, -0.5, 0.0], [0.3, 0.0]),  # its own is action 2
+        ([0.0, 0.0, -0.5], [0.0, -0.3]),  # action 1
+        ([0.0, -0.001, 0.0], [0.0, -0.3]),  # either
+        ([unknown] * 3, [0.4, 0.1]),
+        ([0.0, -0.5, -0.5], [0.4, 0.1]),  # none that was measured
+    ):
+        gain = made(place, torch.tensor([costs], dtype=torch.float64))[0]
+        assert gain[0, 1:].tolist() == pytest.approx(wanted, abs=1e-9)
+    # Of a shape that was measured its own gains are told.
+    place[0, 1] = 2.0
+    gain = made(place, torch.tensor([[0.0, 0.0, -0.5]], dtype=torch.float64))[0]
+    assert gain[0, 1:].tolist() == pytest.approx([0.4, 0.1])
