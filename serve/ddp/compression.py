@@ -244,48 +244,27 @@ class Residuals:
 
 
 class Places:
-    """The positions that all ranks take in the next sparse step."""
+    """The positions, by bucket, that all ranks take in the next sparse step."""
 
     def __init__(self) -> None:
         #: -1 for none.
-        self._flats: dict[Layout, torch.Tensor] = {}
+        self._agreed: dict[Layout, torch.Tensor] = {}
         #: Those of a step under way, which may not be read yet.
         self._coming: dict[Layout, torch.Tensor] = {}
-        #: By parameter: of other buckets, or a checkpoint's.
-        self._parts: dict[str, torch.Tensor] = {}
 
     def take(self, layout: Layout, count: int, turn: int, device: torch.device) -> torch.Tensor:
         """A bucket's, then forgotten; `count` evenly spread ones where ranks agreed on none yet."""
-        if layout not in self._flats:
-            self._parts, self._flats = self.state(), {}
-        found, begin = [self._flats.pop(layout, _NO_PLACES)], 0
-        for name, numel in layout:
-            found.append(self._parts.pop(name, _NO_PLACES) + begin)
-            begin += numel
-        flat = torch.cat([places.to(device, torch.int64) for places in found])
-        flat = flat[flat >= 0]
-        if not len(flat):
-            flat = (torch.arange(count, device=device) * (begin // count) + turn) % begin
-        return flat
+        agreed = self._agreed.pop(layout, _NO_PLACES).to(device, torch.int64)
+        agreed = agreed[agreed >= 0]
+        if len(agreed):
+            return agreed
+        total = sum(numel for _, numel in layout)
+        return (torch.arange(count, device=device) * (total // count) + turn) % total
 
     def put(self, layout: Layout, places: torch.Tensor) -> None:
         """What ranks are about to agree on."""
         self._coming[layout] = places
 
     def end_step(self) -> None:
-        """All ranks have agreed on what was put."""
-        self._flats, self._coming = {**self._flats, **self._coming}, {}
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """Copies by parameter name, on the CPU, after `end_step`."""
-        state = {name: places.cpu() for name, places in self._parts.items()}
-        for layout, told in self._flats.items():
-            flat, begin = told.cpu(), 0
-            for name, numel in layout:
-                state[name] = flat[(flat >= begin) & (flat < begin + numel)] - begin
-                begin += numel
-        return state
-
-    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go on from `state`."""
-        self._flats, self._coming, self._parts = {}, {}, dict(state)
+        """All ranks have agreed on what was put; what was not taken is of buckets that are gone."""
+        self._agreed, self._coming = self._coming, {}

@@ -1,13 +1,11 @@
 """What a step sends, and the two laws that decide it, by agreed numbers alone."""
 
-import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
-from typing import Any, ClassVar, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 import numpy as np
 
@@ -155,11 +153,6 @@ class Decision:
         each = min(HALF_BYTES, element_bytes) if self.method is Method.FP16 else element_bytes
         return 2.0 * (ranks - 1) / ranks * numel * each
 
-    @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> "Decision":
-        """The inverse of `plain`."""
-        return cls(**{**state, "method": Method(state["method"])})
-
 
 DENSE: Final = Decision(Method.DENSE, 1.0)
 FP16: Final = Decision(Method.FP16, 1.0, quantised=True)
@@ -185,17 +178,6 @@ class Interval:
     #: L2 norm of the mean gradient.
     norm: float | None = None
 
-    @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> "Interval":
-        """The inverse of `plain`."""
-        return cls(**{**state, "decision": Decision.restored(state["decision"])})
-
-
-def plain(told: Interval | Decision) -> dict[str, Any]:
-    """For a checkpoint: numbers and words."""
-    found: dict[str, Any] = json.loads(json.dumps(asdict(told)))
-    return found
-
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
@@ -215,11 +197,8 @@ class Gradient:
 class Law(ABC):
     """Decides the next step from the last agreed one."""
 
-    _kept: ClassVar[tuple[str, ...]] = ()
-
     def __init__(self, settings: Settings, gradient: Gradient) -> None:
         self.sense = NetworkSense(settings.btlbw_window, settings.rtprop_window)
-        self._windows = {"btlbw": self.sense.btlbw, "rtprop": self.sense.rtprop}
         ratio = settings.start_ratio
         self.decision = DENSE if ratio >= 1.0 else Decision(Method.SPARSE, ratio)
         self._set = settings
@@ -229,29 +208,9 @@ class Law(ABC):
     def update(self, interval: Interval) -> None:
         """Take an interval, and decide the next step."""
 
-    def state(self) -> dict[str, Any]:
-        """What `restore` needs, in plain values."""
-        return {
-            "ebb": self.sense.ebb_gbytes_per_s,
-            "decision": plain(self.decision),
-            "windows": {name: window.values for name, window in self._windows.items()},
-            **{name: getattr(self, name) for name in self._kept},
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`."""
-        self.sense.ebb_gbytes_per_s = state["ebb"]
-        self.decision = Decision.restored(state["decision"])
-        for name, values in state["windows"].items():
-            self._windows[name].values = values
-        for name in self._kept:
-            setattr(self, name, state[name])
-
 
 class PaperLaw(Law):
     """Algorithm 1 for the ratio, step 1 of Algorithm 2 for 16-bit values."""
-
-    _kept = ("_ratio", "_starting")
 
     def __init__(self, settings: Settings, gradient: Gradient) -> None:
         super().__init__(settings, gradient)
@@ -307,11 +266,9 @@ class ModelLaw(Law):
     efficiency: its B over that of sparse, measured when it is taken, `optimism` before that.
     """
 
-    _kept = ("_latency_s", "_bytes_per_s", "_efficiency", "_steps", "_ratio", "_turn")
-
     def __init__(self, settings: Settings, gradient: Gradient) -> None:
         super().__init__(settings, gradient)
-        self._windows |= {
+        self._windows = {
             "latency_s": Windowed(min, settings.rtprop_window),
             "compute_s": Windowed(median, settings.compute_window),
             "overlap_s": Windowed(median, settings.compute_window),

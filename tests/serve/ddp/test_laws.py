@@ -1,4 +1,3 @@
-import io
 import math
 import random
 from collections.abc import Sequence
@@ -6,7 +5,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 import pytest
-import torch
 
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.serve.ddp.laws import (
@@ -264,20 +262,6 @@ def test_all_values_are_sent_in_16_bits_where_that_is_predicted_to_be_fastest() 
     # A small norm forbids 16 bits.
     decisions = follow(make_law(Settings(tr_d=5.0), RESNET18), [Link(200)] * 40)
     assert not any(decision.quantised for decision in decisions)
-
-
-@pytest.mark.parametrize("settings", [Settings(), Settings(mode="paper")], ids=["model", "paper"])
-def test_a_restored_law_goes_on_as_the_one_that_was_saved(settings: Settings) -> None:
-    law = make_law(settings, RESNET18)
-    follow(law, [Link(300)] * 15)
-    buffer = io.BytesIO()
-    torch.save(law.state(), buffer)
-    buffer.seek(0)
-    again = make_law(settings, RESNET18)
-    again.restore(torch.load(buffer, weights_only=True))  # as a checkpoint is read
-    links = [Link(300)] * 3 + [Link(900)] * 12
-    assert follow(again, links) == follow(law, links)
-    assert again.state() == law.state()
 
 
 def test_wire_bytes_by_hand() -> None:
