@@ -130,7 +130,7 @@ def test_export_takes_every_name_of_a_policy(trained: Trained, shell: Shell) -> 
         ("dynamiccl-evaluate", "gate", "--policy", "badc0de", "--data", "DATA", "--out", "out"),
         ("dynamiccl-evaluate", "report", "--policy", "badc0de", "--data", "DATA", "--out", "out"),
         ("dynamiccl-evaluate", "simulate", "--policy", "badc0de", "--out", "out"),
-        ("dynamiccl-train", "promote", "badc0de"),
+        ("dynamiccl-train", "promote", "badc0de", "--gated", "DATA"),
     ],
     ids=lambda arguments: f"{arguments[1]}-{arguments[2]}",
 )
