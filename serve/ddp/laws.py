@@ -9,7 +9,7 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 
-from dynamiccl.datasets.history import BTLBW_WINDOW, RTPROP_WINDOW, NetworkSense, Windowed
+from dynamiccl.datasets.history import RTPROP_WINDOW, NetworkSense, Windowed
 from dynamiccl.errors import UnknownName, UserError
 
 Mode = Literal["model", "paper"]
@@ -35,8 +35,6 @@ class Settings:
     #: latency, which a smaller ratio does not shorten, and this share of compute, compressing and
     #: latency: the slowdown against an endlessly fast network.
     slowdown: float = 0.15
-    #: Mode model: steps in the medians of compute, overlap, compressing and a whole method's B.
-    compute_window: int = 9
     #: Mode model: a ratio, or 16 bits above tr_q, stay while another one fits by less.
     dead_band: float = 0.25
     #: Mode model: a method never tried is predicted so many times the bandwidth.
@@ -65,10 +63,6 @@ class Settings:
     #: where `NetSense` is given SGD without momentum. Momentum multiplies what comes late.
     shared: bool | None = None
 
-    #: Steps in the windows of BtlBw, and of RTprop and the latency L.
-    btlbw_window: int = BTLBW_WINDOW
-    rtprop_window: int = RTPROP_WINDOW
-
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
             raise UnknownName("mode", self.mode, get_args(Mode))
@@ -80,8 +74,7 @@ class Settings:
             _check(name, getattr(self, name), 0.0, 1.0)
         for name in ("slowdown", "beta1", "beta2", "tr_q", "tr_d"):
             _check(name, getattr(self, name), 0.0, float("inf"))
-        windows = ("compute_window", "btlbw_window", "rtprop_window")
-        for name in ("optimism", "excessive_rtt", *windows):
+        for name in ("optimism", "excessive_rtt"):
             _check(name, getattr(self, name), 1.0, float("inf"))
 
     @property
@@ -198,7 +191,7 @@ class Law(ABC):
     """Decides the next step from the last agreed one."""
 
     def __init__(self, settings: Settings, gradient: Gradient) -> None:
-        self.sense = NetworkSense(settings.btlbw_window, settings.rtprop_window)
+        self.sense = NetworkSense()
         ratio = settings.start_ratio
         self.decision = DENSE if ratio >= 1.0 else Decision(Method.SPARSE, ratio)
         self._set = settings
@@ -246,6 +239,8 @@ class PaperLaw(Law):
         return Decision(Method.SPARSE, ratio)
 
 
+#: Steps in the medians of compute, overlap, compressing and a whole method's B.
+_COMPUTE_WINDOW: Final = 9
 #: Least share of a measured time that is not latency: else B has no bound.
 _LEAST_SHARE: Final = 0.1
 #: Measured steps before the first ratio changes: a median of three forgives one.
@@ -269,11 +264,11 @@ class ModelLaw(Law):
     def __init__(self, settings: Settings, gradient: Gradient) -> None:
         super().__init__(settings, gradient)
         self._windows = {
-            "latency_s": Windowed(min, settings.rtprop_window),
-            "compute_s": Windowed(median, settings.compute_window),
-            "overlap_s": Windowed(median, settings.compute_window),
+            "latency_s": Windowed(min, RTPROP_WINDOW),
+            "compute_s": Windowed(median, _COMPUTE_WINDOW),
+            "overlap_s": Windowed(median, _COMPUTE_WINDOW),
             # Those of a method that was left are needed to come back.
-            **{f"{method}_codec_s": Windowed(median, settings.compute_window) for method in Method},
+            **{f"{method}_codec_s": Windowed(median, _COMPUTE_WINDOW) for method in Method},
         }
         #: L and B of sparse steps.
         self._latency_s = 0.0
@@ -334,7 +329,7 @@ class ModelLaw(Law):
         self._latency_s = max(self._latency_s, self._value("latency_s"))
         own = median(
             size / max(time_s - self._latency_s, _LEAST_SHARE * time_s)
-            for size, time_s in self._steps[-self._set.compute_window :]
+            for size, time_s in self._steps[-_COMPUTE_WINDOW:]
         )
         if len(self._steps) == _FIRST_STEPS:
             # At least 1: what is measured of more bytes tells more of B than a fit.

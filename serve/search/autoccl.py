@@ -72,12 +72,8 @@ class SearchSpace:
         default_runs: Choice | None = None,
         begin: Choice = DEFAULT,
     ) -> None:
-        """Raises ValueError without NCCL's own choice, and for one twice."""
+        """Raises ValueError without NCCL's own choice, or where `begin` may not be played."""
         self.choices = tuple(choices)
-        if len(set(self.choices)) != len(self.choices):
-            raise ValueError("a choice stands in the search space twice")
-        if DEFAULT not in self.choices:
-            raise ValueError("a search space must hold NCCL's own choice, to fall back on")
         self.default = self.choices.index(DEFAULT)
         chosen = set(range(len(self.choices)) if playable is None else playable)
         self.actions = tuple(sorted(chosen | {self.default}))

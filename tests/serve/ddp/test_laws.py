@@ -292,7 +292,7 @@ def test_a_setting_outside_its_range_says_which() -> None:
     for settings, said in (
         ({"min_ratio": 0.0}, "min_ratio is 0: give a value above 0 and at most 1"),
         ({"slowdown": -0.1}, "slowdown is -0.1: give a value at least 0"),
-        ({"compute_window": 0}, "compute_window is 0: give a value at least 1"),
+        ({"optimism": 0}, "optimism is 0: give a value at least 1"),
     ):
         with pytest.raises(UserError, match=f"setting {said}"):
             Settings(**settings)
