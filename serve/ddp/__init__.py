@@ -106,27 +106,20 @@ def sent_again() -> int | None:
     return int(values[names.index("RetransSegs")])
 
 
-#: What of an interval is agreed, the least over ranks; -1: the largest.
-_AGREED: Final = {
-    "transfer_s": 1,
-    "latency_s": 1,
-    "overlap_s": 1,
-    "codec_s": 1,
-    "compute_s": -1,
-    "lost": -1,
-    "norm": 1,
-}
-_NORM: Final = [*_AGREED].index("norm")
 _UNKNOWN: Final = math.inf
 #: Integers up to here are exact in 32-bit floats.
 _MARKS: Final = 1 << 24
+_NORM: Final = 6
 
 
 def numbers_of(seen: Interval, state: Any) -> list[float]:
     """The nine numbers; `state`, plain values, is what a rank decides from."""
-    known = [(getattr(seen, name), sign) for name, sign in _AGREED.items()]
+    compute = None if seen.compute_s is None else -seen.compute_s
+    lost = None if seen.lost is None else -seen.lost
+    times = (seen.transfer_s, seen.latency_s, seen.overlap_s, seen.codec_s, compute, lost)
+    known = [_UNKNOWN if each is None else each for each in times]
     mark = float(zlib.crc32(repr(state).encode()) % _MARKS)
-    return [*(_UNKNOWN if value is None else sign * value for value, sign in known), mark, -mark]
+    return [*known, _UNKNOWN, mark, -mark]
 
 
 def read(numbers: Sequence[float], told: Interval, step: int) -> Interval:
@@ -137,9 +130,18 @@ def read(numbers: Sequence[float], told: Interval, step: int) -> Interval:
             f"ranks disagree on the state of NetSense at step {step} (marks {least:.0f} to "
             f"{-largest:.0f}): every rank must have the same Settings and momentum"
         )
-    found = zip(_AGREED.items(), measured, strict=True)
-    known = {n: sign * value if math.isfinite(value) else None for (n, sign), value in found}
-    return replace(told, **known)  # type: ignore[arg-type]
+    known = [value if math.isfinite(value) else None for value in measured]
+    transfer, latency, overlap, codec, turned, lost, norm = known
+    return replace(
+        told,
+        transfer_s=transfer,
+        latency_s=latency,
+        compute_s=None if turned is None else -turned,
+        overlap_s=overlap,
+        codec_s=codec,
+        lost=None if lost is None else -lost,
+        norm=norm,
+    )
 
 
 def _finite(gradient: torch.Tensor) -> bool:
