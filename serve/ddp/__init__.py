@@ -369,8 +369,10 @@ class NetSense:
         gradient, decision, ranks = bucket.buffer(), self._step.decision, self._ranks
         numel, device, shared = gradient.numel(), gradient.device, bool(self.settings.shared)
         owed, count = self._residuals.of(layout, device), decision.count(numel)
-        pruning = self._pruning.setdefault(layout, Pruning(self.settings.pruning_scale))
-        kept = pruning.kept(bucket.parameters(), decision, self._steps)
+        kept = None
+        if self.settings.mode == "paper":
+            pruning = self._pruning.setdefault(layout, Pruning())
+            kept = pruning.kept(bucket.parameters(), decision, self._steps)
         finite = _finite(gradient)
         if finite:
             owe(gradient, owed, kept)

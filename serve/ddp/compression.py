@@ -77,6 +77,9 @@ def _choose(
 
 #: Of a sum in 16 bits, which holds 65504, but rounds at each rank.
 HALF_MAX: Final = 65000.0
+#: The paper's: this x (1 - ratio) of the weights, the smallest, send no gradients. Biases and norms
+#: stay: many begin at 0.
+PRUNING: Final = 0.5
 #: Steps between looks at the weights, which move slowly.
 PRUNE_EVERY: Final = 16
 _RATE_BAND: Final = 0.05
@@ -143,10 +146,9 @@ def propose(
 
 
 class Pruning:
-    """Which weights of a bucket are not small."""
+    """Which weights of a bucket are not small; mode paper's, for no help is shown."""
 
-    def __init__(self, scale: float) -> None:
-        self._scale = scale
+    def __init__(self) -> None:
         self._step = 0
         self._rate = -1.0
         self._mask: torch.Tensor | None = None
@@ -155,7 +157,7 @@ class Pruning:
         self, weights: list[torch.Tensor], decision: Decision, step: int
     ) -> torch.Tensor | None:
         """(n,) of bool, true where gradients may be sent; None: prune nothing."""
-        rate = self._scale * (1.0 - decision.ratio)
+        rate = PRUNING * (1.0 - decision.ratio)
         if rate <= 0.0:
             return None
         moved = abs(rate - self._rate) > _RATE_BAND

@@ -13,7 +13,6 @@ from dynamiccl.datasets.history import RTPROP_WINDOW, NetworkSense, Windowed
 from dynamiccl.errors import UnknownName, UserError
 
 Mode = Literal["model", "paper"]
-_PAPER_PRUNING: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +54,6 @@ class Settings:
     #: ... and the previous mean gradient's L2 norm is above. Paper: tr_d, no value; below 0.01
     #: most values of a large gradient would be subnormal in 16 bits.
     tr_d: float = 0.01
-    #: This x (1 - ratio) of the weights, the smallest, send no gradients. None: 0.5 in mode paper,
-    #: and 0 in mode model: no help is shown. Biases and norms stay: many begin at 0.
-    pruning: float | None = None
 
     #: Whether all ranks send the values of the same positions; else each its own largest. None:
     #: where `NetSense` is given SGD without momentum. Momentum multiplies what comes late.
@@ -69,7 +65,6 @@ class Settings:
         for name in ("start_ratio", "alpha", "bdp_share"):
             _check(name, getattr(self, name), 0.0, 1.0, above=True)
         _check("min_ratio", self.least_ratio, 0.0, 1.0, above=True)
-        _check("pruning", self.pruning_scale, 0.0, 1.0)
         for name in ("dead_band", "switch_gain"):
             _check(name, getattr(self, name), 0.0, 1.0)
         for name in ("slowdown", "beta1", "beta2", "tr_q", "tr_d"):
@@ -83,13 +78,6 @@ class Settings:
         if self.min_ratio is None:
             return 0.005 if self.mode == "paper" or self.shared is False else 0.02
         return self.min_ratio
-
-    @property
-    def pruning_scale(self) -> float:
-        """`pruning`, None resolved."""
-        if self.pruning is None:
-            return _PAPER_PRUNING if self.mode == "paper" else 0.0
-        return self.pruning
 
 
 def _check(name: str, value: float, least: float, most: float, *, above: bool = False) -> None:

@@ -211,10 +211,9 @@ class Tuner:
         """Whether `key` has nothing left to try, until an alarm."""
         return self._task(key).is_over
 
-    def alarm(self, key: Key | None = None) -> None:
-        """Interference of `key`, or of every key, changed: what was measured is old."""
-        for each in [key] if key is not None else list(self._tasks):
-            self._task(each).alarm()
+    def alarm(self, key: Key) -> None:
+        """Interference of `key` changed: what was measured is old."""
+        self._task(key).alarm()
 
     def _task(self, key: Key) -> Task:
         if key not in self._tasks:

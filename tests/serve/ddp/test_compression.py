@@ -22,7 +22,7 @@ def test_sent_and_owed_and_pruned_are_the_gradient(decision: Decision, ranks: in
     numel = 1001
     residual = numbers(numel, 1)
     weights = [numbers(numel - 1, 2).reshape(1, -1), torch.zeros(1)]
-    kept = Pruning(0.5).kept(weights, decision, 0)
+    kept = Pruning().kept(weights, decision, 0)
     assert kept is not None
     for step in range(3):
         gradient, before = numbers(numel, 10 + step), residual.clone()
@@ -130,7 +130,7 @@ def test_equal_values_and_matrices_of_an_even_width_are_no_trap() -> None:
 
 def test_pruning_takes_the_smallest_weights_and_no_bias() -> None:
     weight, bias = numbers(40_000).reshape(200, 200), torch.zeros(200)
-    kept = Pruning(0.5).kept([weight, bias], Decision(Method.SPARSE, 0.2), 0)
+    kept = Pruning().kept([weight, bias], Decision(Method.SPARSE, 0.2), 0)
     assert kept is not None
     of_weight = kept[:40_000].reshape(200, 200)
     # 0.5 x (1 - 0.2)
@@ -138,6 +138,5 @@ def test_pruning_takes_the_smallest_weights_and_no_bias() -> None:
     assert weight.abs()[of_weight].min() >= weight.abs()[~of_weight].max()
     assert kept[40_000:].all()
     # Nothing at ratio one or without weights.
-    assert Pruning(0.5).kept([torch.ones(4, 4)], Decision(Method.SPARSE, 1.0), 0) is None
-    assert Pruning(0.5).kept([torch.ones(4)], SPARSE, 0) is None
-    assert Pruning(0.0).kept([torch.ones(4, 4)], SPARSE, 0) is None
+    assert Pruning().kept([torch.ones(4, 4)], Decision(Method.SPARSE, 1.0), 0) is None
+    assert Pruning().kept([torch.ones(4)], SPARSE, 0) is None

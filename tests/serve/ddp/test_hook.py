@@ -113,7 +113,7 @@ def gradients(model: DistributedDataParallel) -> torch.Tensor:
 #: A clock that stands still measures nothing: the ratio stays what it was.
 STILL = HostClock(lambda: 0.0)
 DENSE = Settings(start_ratio=1.0)
-SPARSE = Settings(start_ratio=0.1, pruning=0.2, shared=True)
+SPARSE = Settings(start_ratio=0.1, shared=True)
 BOTH = (SPARSE, replace(SPARSE, shared=False))
 
 
@@ -364,8 +364,7 @@ def test_all_that_ddp_allows_waits_for_nobody(tmp_path: Path, sparse: Settings) 
 
 
 def conserve(rank: int, settings: Settings) -> float:
-    """Without pruning all that was ever computed is either in the sum of means, or still owed."""
-    settings = replace(settings, pruning=0.0)
+    """All that was ever computed is either in the sum of means, or still owed."""
     model, alone = small_model(), small_model()
     state = with_hook(model, settings)
     computed, applied = torch.zeros(1410), torch.zeros(1410)

@@ -100,7 +100,7 @@ def test_descent_finds_the_best_where_every_subspace_has_one_valley() -> None:
     others = [action for action in ran if action != BEST]
     assert len(others) == len(set(others))
     # It never searches again.
-    tuner.alarm()
+    tuner.alarm(KEY)
     assert tuner.is_over(KEY)
 
 
