@@ -294,21 +294,18 @@ def continue_run(tracking_uri: str, run_id: str) -> Run:
     return run
 
 
-def _connect(tracking_uri: str) -> Any:
+@contextmanager
+def _store(tracking_uri: str) -> Iterator[Any]:
     # MLflow logs a new database's migrations.
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     #   GIT_PYTHON_REFRESH  set to quiet where it is not set: no warning without git.
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
-    with uninterrupted():  # it makes the database
-        # A relative address would stay in the first directory.
-        return _Shielded(MlflowClient(absolute_uri(tracking_uri)))
-
-
-@contextmanager
-def _store(tracking_uri: str) -> Iterator[Any]:
     try:
-        yield _connect(tracking_uri)
+        with uninterrupted():  # it makes the database
+            # A relative address would stay in the first directory.
+            client = _Shielded(MlflowClient(absolute_uri(tracking_uri)))
+        yield client
     except MlflowException as error:
         said = str(error.message).partition("\n")[0]
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":

@@ -180,8 +180,7 @@ class Task(ABC):
     def tell(self, time_us: float, ran: int) -> None:
         """Record a call of action `ran`."""
 
-    @abstractmethod
-    def alarm(self) -> None:
+    def alarm(self) -> None:  # noqa: B027 - AutoCCL never searches again
         """Interference changed."""
 
 
@@ -262,9 +261,6 @@ class _Descent(Task):
             self.proposal = self._search.send(taken)
         except StopIteration:
             self.proposal, self.is_over = self.incumbent, True
-
-    def alarm(self) -> None:
-        """Ignored: it never searches again."""
 
 
 def _all_subspaces(space: SearchSpace) -> Generator[int, float, None]:

@@ -169,21 +169,17 @@ def check_cluster(address: str, join_s: float = _JOIN_S) -> None:
     )
 
 
-def _ray() -> Any:
-    #   RAY_USAGE_STATS_ENABLED  set to 0 where it is not set: Ray sends nothing.
-    #   RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO  set to 0 where it is not set: no notice of Ray's.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    import ray
-
-    return ray
-
-
 class RayActors:
     """Trajectories from a Ray cluster."""
 
     def __init__(self, network: ActorCritic, orders: Sequence[ActorSettings], address: str) -> None:
-        self._ray = _ray()
+        #   RAY_USAGE_STATS_ENABLED  set to 0 where it is not set: Ray sends nothing.
+        #   RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO  set to 0 where it is not set: no notice of Ray's.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        import ray
+
+        self._ray = ray
         check_cluster(address)
         self._network, self._orders, self._address = network, orders, address
         #: Pending request -> its actor; and lost actors, one for each request.
