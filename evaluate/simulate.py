@@ -30,10 +30,11 @@ from dynamiccl.simulator.scenario import Scenario
 from dynamiccl.simulator.systems import System
 from dynamiccl.simulator.workloads import Workload
 from dynamiccl.simulator.world import CallResults, World
-from dynamiccl.train.environment import JobCalls, Tables, Watch, delay_calls
+from dynamiccl.train.environment import JobCalls, Tables, delay_calls
 from dynamiccl.train.options import open_bar
 from dynamiccl.train.policy import TorchPolicy
 from dynamiccl.train.study import student_interval
+from dynamiccl.train.trigger import Detector
 
 NCCL: Final = "nccl-default"
 ORACLE: Final = "oracle"
@@ -49,7 +50,7 @@ SLOWER: Final = 0.01
 _WORTH_GAINING: Final = 0.03
 
 Actions = npt.NDArray[np.int64]
-MakeWatch = Callable[[], Watch]
+MakeWatch = Callable[[], Detector]
 Progress = Callable[[int], None]
 
 
@@ -472,8 +473,6 @@ def simulate(
             )
         contenders += policy_contenders(setting, name, policy, None)
         if trigger is not None:
-            from dynamiccl.train.trigger import Detector
-
             watch = partial(Detector.load, trigger)
             contenders += policy_contenders(setting, name, policy, watch)
     with open_bar() as progress:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import nullcontext
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,6 @@ from dynamiccl.files import end_with_parent
 from dynamiccl.train import DEFAULT_TRACKING_URI, options, tracking_uri
 from dynamiccl.train.options import Data, Json, stderr, stdout, tell
 from dynamiccl.train.recipe import (
-    CAUTIOUS,
     RECIPES,
     Recipe,
     make_recipe,
@@ -133,10 +131,8 @@ def fit_command(
         from dynamiccl.train import tracking
 
     name, uri = resume or chosen.name, tracking_uri()
-    in_one_go = chosen.algorithm in CAUTIOUS and not stderr.is_terminal
-    telling = cli.working(f"{name}: fitting") if in_one_go else nullcontext()
     try:
-        with telling, options.progress_bar(name) as show:
+        with options.progress_bar(name) as show:
             how: dict[str, Any] = {"tracking_uri": uri, "progress": show, "ray": ray}
             if resume is not None:
                 summary = fitting.resume(data, resume, **how)
@@ -430,12 +426,7 @@ def _study_table(summary: "StudySummary") -> Table:
 @app.command("promote")
 def promote_command(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run that the gate judged.")],
-    gated: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="What dynamiccl-evaluate gate wrote.")
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Take a policy that no gate let through.")
-    ] = False,
+    gated: Annotated[Path, typer.Option(metavar="DIR", help="What dynamiccl-evaluate gate wrote.")],
     as_json: Json = False,
 ) -> None:
     """Make a gated policy the champion: the registered version that jobs are to run.
@@ -444,14 +435,14 @@ def promote_command(
     """
     from dynamiccl.train import tracking
 
-    found = tracking.promote(run, tracking_uri(), gated=gated, force=force)
-    bins, before = found["passed_bins"], found["version_before"]
-    acts = "" if bins is None else f", acts in {bins} size bins"
+    found = tracking.promote(run, tracking_uri(), gated)
+    before = found["version_before"]
     replaced = "" if before is None else f" (before: version {before})"
     name = f"models:/{tracking.MODEL_NAME}@{tracking.CHAMPION}"
     options.tell_result(
         found,
-        f"{name} is version {found['version']}{acts}{replaced}\n"
+        f"{name} is version {found['version']}, acts in {found['passed_bins']} size bins"
+        f"{replaced}\n"
         f"deploy it with: dynamiccl-deploy export {found['policy']} --out DIR",
         as_json=as_json,
     )

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import gymnasium
 import numpy as np
@@ -41,6 +41,9 @@ from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import make_workload
 from dynamiccl.simulator.world import CallResults, Jobs, World
 
+if TYPE_CHECKING:  # it imports torch
+    from dynamiccl.train.trigger import Detector
+
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 #: 16 ranks on one machine took 22 to 33 ms (`bench_plugin.py`).
@@ -48,15 +51,6 @@ AGREEMENT_US: Final = 28_000.0
 #: No decision in time: the last one stays in force.
 LATE: Final = -1
 _SLOTS: Final = np.arange(WINDOW_LENGTH)
-
-
-class Watch(Protocol):
-    """Detects interference from completion times, as the Trigger does."""
-
-    def observe(
-        self, stream: Int64Array, log_time: Float64Array, *, key: Int64Array
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Alarms (N,), above 0 while slow, and levels (N,) of task keys, below 0 = unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +140,7 @@ class JobCalls:
         world: World,
         tables: Tables,
         num_jobs: int,
-        make_watch: Callable[[], Watch] | None = None,
+        make_watch: Callable[[], "Detector"] | None = None,
         *,
         delay: int = 0,
         observed: bool = True,
@@ -314,7 +308,7 @@ class DecisionEnv:
         tables: Tables,
         num_jobs: int,
         rounds: Rounds,
-        make_watch: Callable[[], Watch] | None = None,
+        make_watch: Callable[[], "Detector"] | None = None,
         variation: Variation | None = None,
     ) -> None:
         self.world, self.tables, self.num_envs, self.rounds = world, tables, num_jobs, rounds

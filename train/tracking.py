@@ -294,21 +294,18 @@ def continue_run(tracking_uri: str, run_id: str) -> Run:
     return run
 
 
-def _connect(tracking_uri: str) -> Any:
+@contextmanager
+def _store(tracking_uri: str) -> Iterator[Any]:
     # MLflow logs a new database's migrations.
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     #   GIT_PYTHON_REFRESH  set to quiet where it is not set: no warning without git.
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
-    with uninterrupted():  # it makes the database
-        # A relative address would stay in the first directory.
-        return _Shielded(MlflowClient(absolute_uri(tracking_uri)))
-
-
-@contextmanager
-def _store(tracking_uri: str) -> Iterator[Any]:
     try:
-        yield _connect(tracking_uri)
+        with uninterrupted():  # it makes the database
+            # A relative address would stay in the first directory.
+            client = _Shielded(MlflowClient(absolute_uri(tracking_uri)))
+        yield client
     except MlflowException as error:
         said = str(error.message).partition("\n")[0]
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
@@ -448,41 +445,43 @@ def _id_of(client: Any, named: str) -> str:
     return str(found[0].info.run_id) if found else named
 
 
-def promote(named: str, tracking_uri: str, *, gated: Path | None, force: bool) -> dict[str, Any]:
+def promote(named: str, tracking_uri: str, gated: Path) -> dict[str, Any]:
     """Let `champion` mean a run's policy, as a gate left it in `gated`.
 
     Returns `run_id`, `version`, `version_before` (or None), `passed_bins` (size bins in which it
-    may act; None: no gate), and `policy`, its folder or address. Raises UserError where a gate has
-    not judged it or lets it do nothing, unless `force`, and where it is not the run's.
+    may act), and `policy`, its folder or address. Raises UserError where a gate has not judged it
+    or lets it do nothing, and where it is not the run's.
     """
-    run_id = find_run(named, tracking_uri) or _run_of_folder(Path(named))
+    run_id = find_run(named, tracking_uri)
+    if run_id is None:
+        raise UserError(
+            f"{named} is no run, and a champion is a version of one: give the run's id or name, or "
+            f"models:/{MODEL_NAME}@{CANDIDATE}"
+        )
     run = reopen_run(tracking_uri, run_id)
-    own = Manifest.read(policy_directory(run_id, tracking_uri))
+    own, manifest = Manifest.read(policy_directory(run_id, tracking_uri)), Manifest.read(gated)
+    if manifest.files.get(POLICY_NAME) != own.files.get(POLICY_NAME):
+        raise UserError(
+            f"{gated} is not about the policy of run '{run_id}': their {POLICY_NAME} differ; give "
+            "the run that the gate judged"
+        )
+    verdicts = [support.gated for support in manifest.supports]
+    passing = [bins for v in verdicts if v for each in v.values() for bins in each.values()]
+    passed = sum(map(len, passing))
+    if None in verdicts or not passed:
+        raise UserError(
+            f"no gate let the policy of {gated} act in any size bin: as a champion it would leave "
+            f"all to NCCL; judge run '{run_id}' by 'dynamiccl-evaluate gate --data FRESH --policy "
+            f"{run_id} --out DIR', on more fresh runs, and give --gated DIR"
+        )
+    # One folder for each verdict: what an earlier version means must not change.
+    name = f"gated-{file_sha256(gated / MANIFEST_NAME)[:12]}"
+    run.log_folder(gated, name)
     with _store(tracking_uri) as client:
         held = client.search_registered_models(f"name = '{MODEL_NAME}'")
         before = held[0].aliases.get(CHAMPION) if held else None
-    name, passed = POLICY_FOLDER, None
-    if gated is not None:
-        passed = _passed_bins(run_id, own, gated)
-        # One folder for each verdict: what an earlier version means must not change.
-        name = f"gated-{file_sha256(gated / MANIFEST_NAME)[:12]}"
-    if gated is None and not force:
-        raise UserError(
-            f"the champion is what a gate let through: measure fresh runs, judge run '{run_id}' by "
-            f"'dynamiccl-evaluate gate --data FRESH --policy {run_id} --out DIR', and give --gated "
-            "DIR; or --force for a policy that nothing keeps from being slower than NCCL"
-        )
-    if not passed and not force:
-        raise UserError(
-            f"no gate let the policy of {gated} act in any size bin: as a champion it would leave "
-            "all to NCCL; judge it on more fresh runs, or give --force"
-        )
-    if gated is not None:
-        run.log_folder(gated, name)
-    verdict = "forced" if not passed else f"passed {passed} size bins"
-    version = register(tracking_uri, run_id, CHAMPION, folder=name)
-    with _store(tracking_uri) as client:
-        client.set_model_version_tag(MODEL_NAME, version, "gate", verdict)
+        version = register(tracking_uri, run_id, CHAMPION, folder=name)
+        client.set_model_version_tag(MODEL_NAME, version, "gate", f"passed {passed} size bins")
     return {
         "run_id": run_id,
         "version": version,
@@ -490,28 +489,3 @@ def promote(named: str, tracking_uri: str, *, gated: Path | None, force: bool) -
         "passed_bins": passed,
         "policy": f"{run.place}/{name}",
     }
-
-
-def _run_of_folder(folder: Path) -> str:
-    ids = re.findall(r"[0-9a-f]{32}", str(folder.resolve()))
-    if not ids:
-        raise UserError(
-            f"{folder} lies in no run's directory, and a champion is a version of a run: give the "
-            "run's id, or models:/dynamiccl@candidate"
-        )
-    return str(ids[-1])
-
-
-def _passed_bins(run_id: str, own: Manifest, gated: Path) -> int | None:
-    """Size bins in which the gate lets the policy act; None without a gate."""
-    manifest = Manifest.read(gated)
-    if manifest.files.get(POLICY_NAME) != own.files.get(POLICY_NAME):
-        raise UserError(
-            f"{gated} is not about the policy of run '{run_id}': their {POLICY_NAME} differ; give "
-            "the run that the gate judged"
-        )
-    verdicts = [support.gated for support in manifest.supports]
-    if None in verdicts:
-        return None
-    by_action = [bins for v in verdicts if v for bins in v.values()]
-    return sum(len(bins) for actions in by_action for bins in actions.values())

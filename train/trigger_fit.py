@@ -105,10 +105,7 @@ class Series:
     @property
     def usual_scale(self) -> float:
         """The scale of the median call."""
-        lengths = np.diff(self.starts)
-        order = np.argsort(self.scales)
-        middle = np.searchsorted(np.cumsum(lengths[order]), lengths.sum() / 2)
-        return float(self.scales[order][middle])
+        return float(np.median(np.repeat(self.scales, np.diff(self.starts))))
 
     def split(self, share: float) -> tuple["Series", "Series"]:
         """The first fraction `share` of every series, and the rest."""

@@ -9,7 +9,7 @@ on all ranks; no callback launches any, since gloo matches collectives by their 
 The **agreement** is an all-reduce of nine numbers of the step before, their least over ranks; one
 whose largest counts travels negated. It is read before the next step's first bucket, so nobody
 waits. The last two are a mark of what a rank decides from, and its opposite: they differ where
-ranks loaded other checkpoints or settings.
+ranks have other settings.
 """
 
 import math
@@ -52,12 +52,11 @@ from dynamiccl.serve.ddp.laws import (
     Method,
     Settings,
     make_law,
-    plain,
 )
 
 __all__ = ["NetSense", "Settings", "netsense_hook"]
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 Report = Callable[[dict[str, float], int], None]
 Result = torch.futures.Future[torch.Tensor]
 
@@ -129,8 +128,7 @@ def read(numbers: Sequence[float], told: Interval, step: int) -> Interval:
     if least != -largest:
         raise UserError(
             f"ranks disagree on the state of NetSense at step {step} (marks {least:.0f} to "
-            f"{-largest:.0f}): every rank must have the same Settings and momentum, and load "
-            f"the state_dict that it saved at the same step, or none"
+            f"{-largest:.0f}): every rank must have the same Settings and momentum"
         )
     known = [value if math.isfinite(value) else None for value in measured]
     transfer, latency, overlap, codec, turned, lost, norm = known
@@ -310,19 +308,15 @@ class NetSense:
         #: The learning rate of the step before, 0 for none.
         self._rate = 0.0
         self._places = Places()
-        #: A mark of a checkpoint's positions, which all ranks must share.
-        self._loaded = 0
         self._pruning: dict[Layout, Pruning] = {}
         self._steps = 0
         self._step = Step(DENSE if self._ranks == 1 else self._law.decision)
         self._before: Any = None
         self._sent_again = sent_again()
+        #: The step before; the agreement under way tells of it.
         self._last = Interval(self._step.decision)
         self._norm: torch.Tensor | None = None
-        #: The agreement under way, its numbers once read, and the step that they tell of.
         self._agreement: Agreement | None = None
-        self._numbers: list[float] | None = None
-        self._told = self._last
 
     @property
     def decision(self) -> Decision:
@@ -375,8 +369,10 @@ class NetSense:
         gradient, decision, ranks = bucket.buffer(), self._step.decision, self._ranks
         numel, device, shared = gradient.numel(), gradient.device, bool(self.settings.shared)
         owed, count = self._residuals.of(layout, device), decision.count(numel)
-        pruning = self._pruning.setdefault(layout, Pruning(self.settings.pruning_scale))
-        kept = pruning.kept(bucket.parameters(), decision, self._steps)
+        kept = None
+        if self.settings.mode == "paper":
+            pruning = self._pruning.setdefault(layout, Pruning())
+            kept = pruning.kept(bucket.parameters(), decision, self._steps)
         finite = _finite(gradient)
         if finite:
             owe(gradient, owed, kept)
@@ -462,20 +458,19 @@ class NetSense:
         if self._ranks > 1:
             first, latency_s = self._agreement is None, None
             if self._agreement is not None:
-                self._numbers = self._agreement.numbers()
+                numbers = self._agreement.numbers()
                 latency_s = self._agreement.latency_s()
-            if self._numbers is not None:
-                self._law.update(read(self._numbers, self._told, self._steps - 1))
+                self._law.update(read(numbers, self._last, self._steps - 1))
                 decision = self._law.decision
-            self._end_step(latency_s)
-            self._told = self._last
+            if ended.buckets:
+                self._end_step(latency_s)
             momentum = self._momentum() if self._without_momentum else 0.0
-            state = self._steps, asdict(self.settings), self._law.state(), self._loaded, momentum
+            state = self._steps, asdict(self.settings), decision, momentum
             numbers = numbers_of(self._last, state)
             self._agreement = Agreement(numbers, self._norm, self._group, self._clock)
             if first:
-                # Before sizes depend on what a rank has loaded.
-                read(self._agreement.numbers(), self._told, self._steps)
+                # Before sizes depend on a rank's settings.
+                read(self._agreement.numbers(), self._last, self._steps)
             if momentum:
                 raise UserError(
                     f"the optimizer has momentum {momentum:g}, and had none when NetSense chose "
@@ -498,14 +493,12 @@ class NetSense:
         self._rate = rate or self._rate
 
     def _end_step(self, latency_s: float | None) -> None:
-        """Measure the step that ended; without one a checkpoint's numbers stay."""
+        """Measure the step that ended."""
         self._places.end_step()
-        if self._step.buckets:
-            seen, before = self._step.seen(self._clock, self._before, latency_s), self._sent_again
-            self._sent_again = sent_again()
-            lost = None if before is None else float((self._sent_again or before) - before)
-            self._last = replace(seen, lost=lost)
-            self._norm = self._step.norm()
+        seen, before = self._step.seen(self._clock, self._before, latency_s), self._sent_again
+        self._sent_again = sent_again()
+        lost = None if before is None else float((self._sent_again or before) - before)
+        self._last, self._norm = replace(seen, lost=lost), self._step.norm()
 
     def stats(self) -> dict[str, float]:
         """The last finished step and the filters; `wire_ratio`: bytes over a plain all-reduce's."""
@@ -532,28 +525,17 @@ class NetSense:
         return {name: float(value) for name, value in known.items() if value is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint, between two steps, of every rank: error feedback is a rank's own."""
-        if self._agreement is not None:
-            self._numbers = self._agreement.numbers()
-        self._end_step(self._agreement.latency_s() if self._agreement else None)
-        norm = None if self._norm is None else float(self._norm)
+        """For a checkpoint of every rank: what it owes. The network after a restart is sensed."""
         return {
             "format": FORMAT,
             "rank": self._rank,
             "ranks": self._ranks,
-            "settings": asdict(self.settings),
-            "steps": self._steps,
-            "law": self._law.state(),
-            "numbers": self._numbers,
-            "told": plain(self._told),
-            "last": plain(replace(self._last, norm=norm)),
             "error_feedback": self._residuals.state(),
             "rate": self._rate,
-            "places": self._places.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`; raises UserError for a state that is not this rank's."""
+        """Owe what `state_dict` tells; raises UserError for a state that is not this rank's."""
         expected = {"format": FORMAT, "rank": self._rank, "ranks": self._ranks}
         for name, value in expected.items():
             if state.get(name) != value:
@@ -561,23 +543,8 @@ class NetSense:
                     f"the NetSense state has {name} {state.get(name)}, this process has {value}: "
                     f"load on each rank what the same rank of as many saved, with this release"
                 )
-        if state["settings"] != asdict(self.settings):
-            differ = [n for n, v in asdict(self.settings).items() if state["settings"].get(n) != v]
-            raise UserError(
-                f"the NetSense state was saved with other settings ({', '.join(differ)}): "
-                f"make it with Settings(**state['settings'])"
-            )
         self._residuals.restore(state["error_feedback"], self._sizes)
-        self._law.restore(state["law"])
-        self._places.restore(state["places"])
-        places = sorted((name, value.tolist()) for name, value in state["places"].items())
-        self._loaded = zlib.crc32(repr(places).encode())
         self._rate = state["rate"]
-        self._steps, self._numbers = state["steps"], state["numbers"]
-        self._told = Interval.restored(state["told"])
-        self._last = Interval.restored(state["last"])
-        self._norm = None if self._last.norm is None else torch.tensor(self._last.norm)
-        self._agreement, self._before, self._step = None, None, Step(self._law.decision)
 
 
 def netsense_hook(state: NetSense, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -8,9 +8,9 @@ one chooser for all: ScaleCom, Chen et al. 2020). Law, to rounding: sent + error
 gradient + feedback before.
 
 `topk` of 11.5 M values takes 0.2-0.4 s of a CPU core. So a sample of 32,768 gives a threshold that
-slightly more than k exceed, and `topk` chooses among these. One call in forty needs a second, lower
-one; rarely even that finds fewer than k. A CPU's pass goes in blocks that fit the cache: 10 ms, not
-30. Error feedback is kept by parameter: DDP makes other buckets after a process's first step.
+slightly more than k exceed, rarely fewer, and `topk` chooses among these. A CPU's pass goes in
+blocks that fit the cache: 10 ms, not 30. Error feedback is kept by parameter: DDP makes other
+buckets after a process's first step.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,8 +22,8 @@ from dynamiccl.errors import UserError
 from dynamiccl.serve.ddp.laws import Decision
 
 SAMPLE: Final = 1 << 15
-#: Standard deviations of the sample's tail that are aimed at beyond k, by turns.
-_MARGINS: Final = (2.0, 8.0)
+#: Standard deviations of the sample's tail that are aimed at beyond k.
+_MARGIN: Final = 4.0
 #: Positions that a sample moves by turn: no multiple of a matrix's rows or columns.
 _SHIFT: Final = 7919
 _BLOCK: Final = 1 << 18
@@ -45,12 +45,8 @@ def largest(values: torch.Tensor, k: int, turn: int = 0) -> tuple[torch.Tensor, 
     steps = torch.arange(SAMPLE, device=values.device) * ((numel // SAMPLE) | 1)
     sample = values[(steps + turn * _SHIFT) % numel].abs_()
     tail = k / numel * SAMPLE
-    for margin in _MARGINS:
-        wanted = min(SAMPLE, int(tail + margin * tail**0.5) + 1)
-        found = _above(values, float(sample.kthvalue(SAMPLE - wanted + 1).values))
-        if len(found[0]) >= k:
-            break
-    return _choose(*found, k)
+    wanted = min(SAMPLE, int(tail + _MARGIN * tail**0.5) + 1)
+    return _choose(*_above(values, float(sample.kthvalue(SAMPLE - wanted + 1).values)), k)
 
 
 def _above(values: torch.Tensor, threshold: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,6 +77,9 @@ def _choose(
 
 #: Of a sum in 16 bits, which holds 65504, but rounds at each rank.
 HALF_MAX: Final = 65000.0
+#: The paper's: this x (1 - ratio) of the weights, the smallest, send no gradients. Biases and norms
+#: stay: many begin at 0.
+PRUNING: Final = 0.5
 #: Steps between looks at the weights, which move slowly.
 PRUNE_EVERY: Final = 16
 _RATE_BAND: Final = 0.05
@@ -147,10 +146,9 @@ def propose(
 
 
 class Pruning:
-    """Which weights of a bucket are not small."""
+    """Which weights of a bucket are not small; mode paper's, for no help is shown."""
 
-    def __init__(self, scale: float) -> None:
-        self._scale = scale
+    def __init__(self) -> None:
         self._step = 0
         self._rate = -1.0
         self._mask: torch.Tensor | None = None
@@ -159,7 +157,7 @@ class Pruning:
         self, weights: list[torch.Tensor], decision: Decision, step: int
     ) -> torch.Tensor | None:
         """(n,) of bool, true where gradients may be sent; None: prune nothing."""
-        rate = self._scale * (1.0 - decision.ratio)
+        rate = PRUNING * (1.0 - decision.ratio)
         if rate <= 0.0:
             return None
         moved = abs(rate - self._rate) > _RATE_BAND
@@ -244,48 +242,27 @@ class Residuals:
 
 
 class Places:
-    """The positions that all ranks take in the next sparse step."""
+    """The positions, by bucket, that all ranks take in the next sparse step."""
 
     def __init__(self) -> None:
         #: -1 for none.
-        self._flats: dict[Layout, torch.Tensor] = {}
+        self._agreed: dict[Layout, torch.Tensor] = {}
         #: Those of a step under way, which may not be read yet.
         self._coming: dict[Layout, torch.Tensor] = {}
-        #: By parameter: of other buckets, or a checkpoint's.
-        self._parts: dict[str, torch.Tensor] = {}
 
     def take(self, layout: Layout, count: int, turn: int, device: torch.device) -> torch.Tensor:
         """A bucket's, then forgotten; `count` evenly spread ones where ranks agreed on none yet."""
-        if layout not in self._flats:
-            self._parts, self._flats = self.state(), {}
-        found, begin = [self._flats.pop(layout, _NO_PLACES)], 0
-        for name, numel in layout:
-            found.append(self._parts.pop(name, _NO_PLACES) + begin)
-            begin += numel
-        flat = torch.cat([places.to(device, torch.int64) for places in found])
-        flat = flat[flat >= 0]
-        if not len(flat):
-            flat = (torch.arange(count, device=device) * (begin // count) + turn) % begin
-        return flat
+        agreed = self._agreed.pop(layout, _NO_PLACES).to(device, torch.int64)
+        agreed = agreed[agreed >= 0]
+        if len(agreed):
+            return agreed
+        total = sum(numel for _, numel in layout)
+        return (torch.arange(count, device=device) * (total // count) + turn) % total
 
     def put(self, layout: Layout, places: torch.Tensor) -> None:
         """What ranks are about to agree on."""
         self._coming[layout] = places
 
     def end_step(self) -> None:
-        """All ranks have agreed on what was put."""
-        self._flats, self._coming = {**self._flats, **self._coming}, {}
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """Copies by parameter name, on the CPU, after `end_step`."""
-        state = {name: places.cpu() for name, places in self._parts.items()}
-        for layout, told in self._flats.items():
-            flat, begin = told.cpu(), 0
-            for name, numel in layout:
-                state[name] = flat[(flat >= begin) & (flat < begin + numel)] - begin
-                begin += numel
-        return state
-
-    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go on from `state`."""
-        self._flats, self._coming, self._parts = {}, {}, dict(state)
+        """All ranks have agreed on what was put; what was not taken is of buckets that are gone."""
+        self._agreed, self._coming = self._coming, {}

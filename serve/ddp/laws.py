@@ -1,21 +1,18 @@
 """What a step sends, and the two laws that decide it, by agreed numbers alone."""
 
-import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
-from typing import Any, ClassVar, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 import numpy as np
 
-from dynamiccl.datasets.history import BTLBW_WINDOW, RTPROP_WINDOW, NetworkSense, Windowed
+from dynamiccl.datasets.history import RTPROP_WINDOW, NetworkSense, Windowed
 from dynamiccl.errors import UnknownName, UserError
 
 Mode = Literal["model", "paper"]
-_PAPER_PRUNING: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +34,6 @@ class Settings:
     #: latency, which a smaller ratio does not shorten, and this share of compute, compressing and
     #: latency: the slowdown against an endlessly fast network.
     slowdown: float = 0.15
-    #: Mode model: steps in the medians of compute, overlap, compressing and a whole method's B.
-    compute_window: int = 9
     #: Mode model: a ratio, or 16 bits above tr_q, stay while another one fits by less.
     dead_band: float = 0.25
     #: Mode model: a method never tried is predicted so many times the bandwidth.
@@ -59,17 +54,10 @@ class Settings:
     #: ... and the previous mean gradient's L2 norm is above. Paper: tr_d, no value; below 0.01
     #: most values of a large gradient would be subnormal in 16 bits.
     tr_d: float = 0.01
-    #: This x (1 - ratio) of the weights, the smallest, send no gradients. None: 0.5 in mode paper,
-    #: and 0 in mode model: no help is shown. Biases and norms stay: many begin at 0.
-    pruning: float | None = None
 
     #: Whether all ranks send the values of the same positions; else each its own largest. None:
     #: where `NetSense` is given SGD without momentum. Momentum multiplies what comes late.
     shared: bool | None = None
-
-    #: Steps in the windows of BtlBw, and of RTprop and the latency L.
-    btlbw_window: int = BTLBW_WINDOW
-    rtprop_window: int = RTPROP_WINDOW
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
@@ -77,13 +65,11 @@ class Settings:
         for name in ("start_ratio", "alpha", "bdp_share"):
             _check(name, getattr(self, name), 0.0, 1.0, above=True)
         _check("min_ratio", self.least_ratio, 0.0, 1.0, above=True)
-        _check("pruning", self.pruning_scale, 0.0, 1.0)
         for name in ("dead_band", "switch_gain"):
             _check(name, getattr(self, name), 0.0, 1.0)
         for name in ("slowdown", "beta1", "beta2", "tr_q", "tr_d"):
             _check(name, getattr(self, name), 0.0, float("inf"))
-        windows = ("compute_window", "btlbw_window", "rtprop_window")
-        for name in ("optimism", "excessive_rtt", *windows):
+        for name in ("optimism", "excessive_rtt"):
             _check(name, getattr(self, name), 1.0, float("inf"))
 
     @property
@@ -92,13 +78,6 @@ class Settings:
         if self.min_ratio is None:
             return 0.005 if self.mode == "paper" or self.shared is False else 0.02
         return self.min_ratio
-
-    @property
-    def pruning_scale(self) -> float:
-        """`pruning`, None resolved."""
-        if self.pruning is None:
-            return _PAPER_PRUNING if self.mode == "paper" else 0.0
-        return self.pruning
 
 
 def _check(name: str, value: float, least: float, most: float, *, above: bool = False) -> None:
@@ -155,11 +134,6 @@ class Decision:
         each = min(HALF_BYTES, element_bytes) if self.method is Method.FP16 else element_bytes
         return 2.0 * (ranks - 1) / ranks * numel * each
 
-    @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> "Decision":
-        """The inverse of `plain`."""
-        return cls(**{**state, "method": Method(state["method"])})
-
 
 DENSE: Final = Decision(Method.DENSE, 1.0)
 FP16: Final = Decision(Method.FP16, 1.0, quantised=True)
@@ -185,17 +159,6 @@ class Interval:
     #: L2 norm of the mean gradient.
     norm: float | None = None
 
-    @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> "Interval":
-        """The inverse of `plain`."""
-        return cls(**{**state, "decision": Decision.restored(state["decision"])})
-
-
-def plain(told: Interval | Decision) -> dict[str, Any]:
-    """For a checkpoint: numbers and words."""
-    found: dict[str, Any] = json.loads(json.dumps(asdict(told)))
-    return found
-
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
@@ -215,11 +178,8 @@ class Gradient:
 class Law(ABC):
     """Decides the next step from the last agreed one."""
 
-    _kept: ClassVar[tuple[str, ...]] = ()
-
     def __init__(self, settings: Settings, gradient: Gradient) -> None:
-        self.sense = NetworkSense(settings.btlbw_window, settings.rtprop_window)
-        self._windows = {"btlbw": self.sense.btlbw, "rtprop": self.sense.rtprop}
+        self.sense = NetworkSense()
         ratio = settings.start_ratio
         self.decision = DENSE if ratio >= 1.0 else Decision(Method.SPARSE, ratio)
         self._set = settings
@@ -229,29 +189,9 @@ class Law(ABC):
     def update(self, interval: Interval) -> None:
         """Take an interval, and decide the next step."""
 
-    def state(self) -> dict[str, Any]:
-        """What `restore` needs, in plain values."""
-        return {
-            "ebb": self.sense.ebb_gbytes_per_s,
-            "decision": plain(self.decision),
-            "windows": {name: window.values for name, window in self._windows.items()},
-            **{name: getattr(self, name) for name in self._kept},
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state`."""
-        self.sense.ebb_gbytes_per_s = state["ebb"]
-        self.decision = Decision.restored(state["decision"])
-        for name, values in state["windows"].items():
-            self._windows[name].values = values
-        for name in self._kept:
-            setattr(self, name, state[name])
-
 
 class PaperLaw(Law):
     """Algorithm 1 for the ratio, step 1 of Algorithm 2 for 16-bit values."""
-
-    _kept = ("_ratio", "_starting")
 
     def __init__(self, settings: Settings, gradient: Gradient) -> None:
         super().__init__(settings, gradient)
@@ -287,6 +227,8 @@ class PaperLaw(Law):
         return Decision(Method.SPARSE, ratio)
 
 
+#: Steps in the medians of compute, overlap, compressing and a whole method's B.
+_COMPUTE_WINDOW: Final = 9
 #: Least share of a measured time that is not latency: else B has no bound.
 _LEAST_SHARE: Final = 0.1
 #: Measured steps before the first ratio changes: a median of three forgives one.
@@ -307,16 +249,14 @@ class ModelLaw(Law):
     efficiency: its B over that of sparse, measured when it is taken, `optimism` before that.
     """
 
-    _kept = ("_latency_s", "_bytes_per_s", "_efficiency", "_steps", "_ratio", "_turn")
-
     def __init__(self, settings: Settings, gradient: Gradient) -> None:
         super().__init__(settings, gradient)
-        self._windows |= {
-            "latency_s": Windowed(min, settings.rtprop_window),
-            "compute_s": Windowed(median, settings.compute_window),
-            "overlap_s": Windowed(median, settings.compute_window),
+        self._windows = {
+            "latency_s": Windowed(min, RTPROP_WINDOW),
+            "compute_s": Windowed(median, _COMPUTE_WINDOW),
+            "overlap_s": Windowed(median, _COMPUTE_WINDOW),
             # Those of a method that was left are needed to come back.
-            **{f"{method}_codec_s": Windowed(median, settings.compute_window) for method in Method},
+            **{f"{method}_codec_s": Windowed(median, _COMPUTE_WINDOW) for method in Method},
         }
         #: L and B of sparse steps.
         self._latency_s = 0.0
@@ -377,7 +317,7 @@ class ModelLaw(Law):
         self._latency_s = max(self._latency_s, self._value("latency_s"))
         own = median(
             size / max(time_s - self._latency_s, _LEAST_SHARE * time_s)
-            for size, time_s in self._steps[-self._set.compute_window :]
+            for size, time_s in self._steps[-_COMPUTE_WINDOW:]
         )
         if len(self._steps) == _FIRST_STEPS:
             # At least 1: what is measured of more bytes tells more of B than a fit.

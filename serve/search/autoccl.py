@@ -72,12 +72,8 @@ class SearchSpace:
         default_runs: Choice | None = None,
         begin: Choice = DEFAULT,
     ) -> None:
-        """Raises ValueError without NCCL's own choice, and for one twice."""
+        """Raises ValueError without NCCL's own choice, or where `begin` may not be played."""
         self.choices = tuple(choices)
-        if len(set(self.choices)) != len(self.choices):
-            raise ValueError("a choice stands in the search space twice")
-        if DEFAULT not in self.choices:
-            raise ValueError("a search space must hold NCCL's own choice, to fall back on")
         self.default = self.choices.index(DEFAULT)
         chosen = set(range(len(self.choices)) if playable is None else playable)
         self.actions = tuple(sorted(chosen | {self.default}))
@@ -184,8 +180,7 @@ class Task(ABC):
     def tell(self, time_us: float, ran: int) -> None:
         """Record a call of action `ran`."""
 
-    @abstractmethod
-    def alarm(self) -> None:
+    def alarm(self) -> None:  # noqa: B027 - AutoCCL never searches again
         """Interference changed."""
 
 
@@ -215,10 +210,9 @@ class Tuner:
         """Whether `key` has nothing left to try, until an alarm."""
         return self._task(key).is_over
 
-    def alarm(self, key: Key | None = None) -> None:
-        """Interference of `key`, or of every key, changed: what was measured is old."""
-        for each in [key] if key is not None else list(self._tasks):
-            self._task(each).alarm()
+    def alarm(self, key: Key) -> None:
+        """Interference of `key` changed: what was measured is old."""
+        self._task(key).alarm()
 
     def _task(self, key: Key) -> Task:
         if key not in self._tasks:
@@ -267,9 +261,6 @@ class _Descent(Task):
             self.proposal = self._search.send(taken)
         except StopIteration:
             self.proposal, self.is_over = self.incumbent, True
-
-    def alarm(self) -> None:
-        """Ignored: it never searches again."""
 
 
 def _all_subspaces(space: SearchSpace) -> Generator[int, float, None]:

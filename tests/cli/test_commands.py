@@ -82,7 +82,7 @@ def test_every_command_says_its_release(command: str, shell: Shell) -> None:
     [
         "dynamiccl-deploy export badc0de --out out",
         "dynamiccl-deploy export models:/dynamiccl@nobody --out out",
-        "dynamiccl-train promote badc0de",
+        "dynamiccl-train promote badc0de --gated .",
     ],
 )
 def test_a_wrong_name_is_told(line: str, trained: Trained, shell: Shell) -> None:

@@ -1,4 +1,4 @@
-"""`dynamiccl-train promote`: only what a gate let through becomes the champion, unless forced."""
+"""`dynamiccl-train promote`: only what a gate let through becomes the champion."""
 
 import shutil
 from collections.abc import Callable
@@ -74,11 +74,11 @@ def test_gated_champions(run_id: str, uri: str, gate: Gate, promote: Promote, sh
     assert held_back == Manifest.read(gated)
     exported = shell("dynamiccl-deploy", "export", found["policy"], "--out", "a", "--json").json
     assert exported["tables"][0]["acting"] == 2
-    folder = tracking.run_directory(run_id, uri)
-    for name in (run_id, "models:/dynamiccl@candidate", folder):
+    for name in (run_id, "models:/dynamiccl@candidate"):
         again = promote(name, "--gated", gated, "--json").json
         assert again == {**found, "version_before": found["version"]}
-    assert "lies in no run's directory" in refused(promote(gated, "--gated", gated), 2)
+    said = refused(promote(gated, "--gated", gated), 2)
+    assert f"{gated} is no run, and a champion is a version of one: give the run's id" in said
 
 
 def test_a_former_champion_can_come_back(run_id: str, gate: Gate, promote: Promote) -> None:
@@ -93,26 +93,19 @@ def test_a_former_champion_can_come_back(run_id: str, gate: Gate, promote: Promo
     assert f"champion is version {one['version']}, acts in 2 size bins (before: " in back.out
 
 
-def test_what_no_gate_let_through_is_refused_unless_forced(
+def test_what_no_gate_let_through_is_refused(
     run_id: str, uri: str, gate: Gate, promote: Promote, tmp_path: Path
 ) -> None:
-    assert f"gate --data FRESH --policy {run_id}" in refused(promote(run_id), 2)
-    nothing = gate("nothing", 0.0)
-    said = refused(promote(run_id, "--gated", nothing), 2)
-    assert "act in any size bin" in said
     ungated = tmp_path / "ungated"
     shutil.copytree(tracking.policy_directory(run_id, uri), ungated)
-    said = refused(promote(run_id, "--gated", ungated), 2)
-    assert "act in any size bin" in said
+    for folder in (gate("nothing", 0.0), ungated):
+        said = refused(promote(run_id, "--gated", folder), 2)
+        assert f"no gate let the policy of {folder} act in any size bin" in said
+        assert f"gate --data FRESH --policy {run_id}" in said
     assert champion(uri) is None
-    forced = promote(run_id, "--force", "--json").json
-    assert forced["passed_bins"] is None
-    assert champion(uri) == forced["version"]
-    version = MlflowClient(uri).get_model_version("dynamiccl", forced["version"])
-    assert version.tags == {"gate": "forced"}
 
 
-def test_a_verdict_on_another_policy_is_refused_even_by_force(
+def test_a_verdict_on_another_policy_is_refused(
     run_id: str, uri: str, policy: Path, gate: Gate, promote: Promote, tmp_path: Path
 ) -> None:
     gated = gate("gated", 0.3)
@@ -122,7 +115,7 @@ def test_a_verdict_on_another_policy_is_refused_even_by_force(
         file.write(b"\0")
     Manifest.read_unchecked(other).write(other)
     another = made_run(other, uri)
-    said = refused(promote(another, "--gated", gated, "--force"), 2)
+    said = refused(promote(another, "--gated", gated), 2)
     assert f"is not about the policy of run '{another}'" in said
     assert "no policy manifest at gone" in refused(promote(run_id, "--gated", "gone"), 2)
-    assert "id=no-such-run not found" in refused(promote("no-such-run", "--force"), 2)
+    assert "id=no-such-run not found" in refused(promote("no-such-run", "--gated", gated), 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamiccl.errors import DynamicclError, MachineError, UserError
+from dynamiccl.errors import MachineError
 from tests.cluster.slurm import wait_until
 from tests.train.online.conftest import SWEEP
 from tests.train.runs import without_package
@@ -64,25 +64,16 @@ def test_a_dead_node_costs_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (Path(found["run_directory"]) / "policy" / "policy.pt").is_file()
 
 
-@pytest.mark.parametrize(
-    ("address", "error", "words"),
-    [
-        ("nowhere", UserError, "is no address of a head; write HOST:PORT"),
-        ("ray://127.0.0.1:{free}", UserError, "is no address of a head; write HOST:PORT"),
-        ("127.0.0.1:{free}", MachineError, "no Ray cluster answers at 127.0.0.1:"),
-        ("127.0.0.1:{silent}", MachineError, "no end after 2 s; is that a head's port"),
-    ],
-)
-def test_what_is_no_head_says_so(address: str, error: type[DynamicclError], words: str) -> None:
+def test_what_is_no_head_says_so() -> None:
     pytest.importorskip("ray", reason="Ray is not installed (extra 'ray')")
     from dynamiccl.train.online.impala import check_cluster
 
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        free = taken.getsockname()[1]  # once this is closed
+    with pytest.raises(MachineError, match=r"at 'nowhere': .*Invalid address.*; give HOST:PORT as"):
+        check_cluster("nowhere")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         silent = listener.getsockname()[1]  # takes connections, and never answers
-        with pytest.raises(error, match=words):
-            check_cluster(address.format(free=free, silent=silent), join_s=2.0)
+        with pytest.raises(MachineError, match="no end after 2 s; is that a head's port"):
+            check_cluster(f"127.0.0.1:{silent}", join_s=2.0)
 
 
 def test_without_ray_the_message_names_the_extra(data_dir: Path, tmp_path: Path) -> None:

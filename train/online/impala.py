@@ -8,7 +8,6 @@ that waits; a node that dies costs those, and Ray starts its actors again.
 import os
 import pickle
 import queue
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from dynamiccl.errors import MachineError, UserError
+from dynamiccl.errors import MachineError
 from dynamiccl.train.online.a3c import (
     ActorCritic,
     ActorProcesses,
@@ -144,21 +143,16 @@ _ASKED: Final = 2
 #: Seconds until the run ends, and of one poll.
 _PATIENCE_S: Final = 300.0
 _PAUSE_S: Final = 1.0
-#: Ray looks at RAY_ADDRESS, then for a cluster on this machine.
-AUTO: Final = "auto"
-#: Seconds of a head's answer, and of joining (1 to 2 usually).
-_ANSWER_S: Final = 10.0
+#: Seconds of joining (1 to 2 usually).
 _JOIN_S: Final = 30.0
 _JOIN: Final = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, logging_level='error')"
 
 
 def check_cluster(address: str, join_s: float = _JOIN_S) -> None:
-    """Raise UserError for an address that is none, MachineError if no head answers.
+    """Raise MachineError if no head answers.
 
     A child process tries: a wrong address can block Ray for minutes, or abort it.
     """
-    if address != AUTO:
-        _knock(address)
     command = [sys.executable, "-P", "-c", _JOIN, address]
     given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     try:
@@ -170,42 +164,22 @@ def check_cluster(address: str, join_s: float = _JOIN_S) -> None:
     except subprocess.TimeoutExpired:
         said = f"no end after {join_s:g} s; is that a head's port?"
     raise MachineError(
-        f"cannot join the Ray cluster at '{address}': {said}; run this command on one of its "
-        "nodes, with the Ray and the Python that they have"
+        f"cannot join the Ray cluster at '{address}': {said}; give HOST:PORT as `ray start --head` "
+        "prints it, or auto, on one of its nodes, with the Ray and the Python that they have"
     )
-
-
-def _knock(address: str) -> None:
-    host, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit() or "/" in host:
-        raise UserError(
-            f"--ray {address} is no address of a head; write HOST:PORT as `ray start --head` "
-            f"prints it, or {AUTO}, on a node of the cluster"
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
-    except (OSError, OverflowError) as error:
-        raise MachineError(
-            f"no Ray cluster answers at {address}: {error}; start one with `ray start --head` and "
-            "give the address that it prints"
-        ) from error
-
-
-def _ray() -> Any:
-    #   RAY_USAGE_STATS_ENABLED  set to 0 where it is not set: Ray sends nothing.
-    #   RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO  set to 0 where it is not set: no notice of Ray's.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    import ray
-
-    return ray
 
 
 class RayActors:
     """Trajectories from a Ray cluster."""
 
     def __init__(self, network: ActorCritic, orders: Sequence[ActorSettings], address: str) -> None:
-        self._ray = _ray()
+        #   RAY_USAGE_STATS_ENABLED  set to 0 where it is not set: Ray sends nothing.
+        #   RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO  set to 0 where it is not set: no notice of Ray's.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        import ray
+
+        self._ray = ray
         check_cluster(address)
         self._network, self._orders, self._address = network, orders, address
         #: Pending request -> its actor; and lost actors, one for each request.

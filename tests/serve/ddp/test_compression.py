@@ -22,7 +22,7 @@ def test_sent_and_owed_and_pruned_are_the_gradient(decision: Decision, ranks: in
     numel = 1001
     residual = numbers(numel, 1)
     weights = [numbers(numel - 1, 2).reshape(1, -1), torch.zeros(1)]
-    kept = Pruning(0.5).kept(weights, decision, 0)
+    kept = Pruning().kept(weights, decision, 0)
     assert kept is not None
     for step in range(3):
         gradient, before = numbers(numel, 10 + step), residual.clone()
@@ -87,18 +87,16 @@ def test_fewer_values_than_asked_for_are_filled_up() -> None:
     assert propose(torch.ones(2), (("b", 2),), SPARSE, 0, 8, 0).tolist() == [-1]
 
 
-def test_positions_follow_their_parameters_into_new_buckets_and_checkpoints() -> None:
-    places, first = Places(), (("a", 2), ("b", 3))
+def test_positions_are_spread_evenly_where_ranks_agreed_on_none() -> None:
+    places, first, moved = Places(), (("a", 2), ("b", 3)), (("b", 3), ("a", 2))
     assert places.take(first, 2, 1, CPU).tolist() == [1, 3]
     places.put(first, torch.tensor([1, -1, 4], dtype=torch.int32))
     # They are in flight until the step has ended.
-    assert places.state() == {}
+    assert places.take(first, 2, 1, CPU).tolist() == [1, 3]
     places.end_step()
-    again = Places()
-    again.restore(places.state())
-    for each in (places, again):
-        assert each.take((("b", 3), ("a", 2)), 1, 0, CPU).tolist() == [2, 4]
-        assert each.take((("b", 3), ("a", 2)), 1, 0, CPU).tolist() == [0]
+    assert places.take(moved, 1, 0, CPU).tolist() == [0]
+    assert places.take(first, 1, 0, CPU).tolist() == [1, 4]
+    assert places.take(first, 1, 0, CPU).tolist() == [0]
 
 
 @pytest.mark.parametrize("k", [1, 70, 5_000, 60_000])
@@ -132,7 +130,7 @@ def test_equal_values_and_matrices_of_an_even_width_are_no_trap() -> None:
 
 def test_pruning_takes_the_smallest_weights_and_no_bias() -> None:
     weight, bias = numbers(40_000).reshape(200, 200), torch.zeros(200)
-    kept = Pruning(0.5).kept([weight, bias], Decision(Method.SPARSE, 0.2), 0)
+    kept = Pruning().kept([weight, bias], Decision(Method.SPARSE, 0.2), 0)
     assert kept is not None
     of_weight = kept[:40_000].reshape(200, 200)
     # 0.5 x (1 - 0.2)
@@ -140,6 +138,5 @@ def test_pruning_takes_the_smallest_weights_and_no_bias() -> None:
     assert weight.abs()[of_weight].min() >= weight.abs()[~of_weight].max()
     assert kept[40_000:].all()
     # Nothing at ratio one or without weights.
-    assert Pruning(0.5).kept([torch.ones(4, 4)], Decision(Method.SPARSE, 1.0), 0) is None
-    assert Pruning(0.5).kept([torch.ones(4)], SPARSE, 0) is None
-    assert Pruning(0.0).kept([torch.ones(4, 4)], SPARSE, 0) is None
+    assert Pruning().kept([torch.ones(4, 4)], Decision(Method.SPARSE, 1.0), 0) is None
+    assert Pruning().kept([torch.ones(4)], SPARSE, 0) is None
