@@ -130,6 +130,15 @@ class ScriptedBrain:
                 f"{self._path} decides what NCCL cannot run: {error}; export the artifact again"
             ) from error
 
+    def act(
+        self,
+        calls: npt.NDArray[np.float64],
+        context: npt.NDArray[np.float32],
+        mask: npt.NDArray[np.bool_],
+    ) -> npt.NDArray[np.int64]:
+        """(N,) actions in new jobs for `raw_calls`, cold contexts (N, F) and masks (N, A)."""
+        return self._run("forward", calls, context, mask.astype(np.float32))
+
     def interference(self, tasks: Sequence[KeyCalls]) -> npt.NDArray[np.float64]:
         """(N, K) interference of N task keys' calls; -1: unknown. Remembers their windows."""
         rows = [task.collective * MAX_BINS + task.bin for task in tasks]
@@ -148,9 +157,14 @@ def raw_calls(windows: Sequence[Sequence[Call]]) -> npt.NDArray[np.float64]:
     raw = np.zeros((len(windows), WINDOW_LENGTH, len(CALL_COLUMNS)), dtype=np.float64)
     for row, calls in zip(raw, windows, strict=True):
         recent = CallColumns.of(calls[-WINDOW_LENGTH:])
-        facts = (getattr(recent, name) for name in CallColumns.__slots__)
-        row[WINDOW_LENGTH - len(recent) :] = np.stack([np.ones(len(recent)), *facts], axis=-1)
+        row[WINDOW_LENGTH - len(recent) :] = columns_of(recent, np.ones(len(recent), np.bool_))
     return raw
+
+
+def columns_of(calls: CallColumns, is_valid: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """Facts of calls in one array (..., len(CALL_COLUMNS)); those that are not valid are 0."""
+    facts = [is_valid, *(getattr(calls, name) for name in CallColumns.__slots__)]
+    return np.stack(facts, axis=-1).astype(np.float64) * is_valid[..., None]
 
 
 class Brain(Protocol):

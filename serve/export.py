@@ -8,18 +8,21 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Final
 
 import numpy as np
+import numpy.typing as npt
 import typer
 
 from dynamiccl import cli
 from dynamiccl.datasets import manifest as manifests
 from dynamiccl.datasets import objective as terms
 from dynamiccl.datasets import questions
-from dynamiccl.datasets.features import Observations
+from dynamiccl.datasets.features import HISTORY_SLICE, Observations
+from dynamiccl.datasets.history import UNKNOWN, WINDOW_LENGTH, CallColumns, history_features
 from dynamiccl.datasets.manifest import Manifest, Slack, Support
-from dynamiccl.datasets.questions import ActingPolicy
+from dynamiccl.datasets.questions import ActingPolicy, ColdQuestions
 from dynamiccl.doctor import Machine
 from dynamiccl.errors import ArtifactMismatch, UnknownName, UserError
 from dynamiccl.files import WRITING, clear_leftovers
+from dynamiccl.nccl import MAX_CHANNELS, Algorithm, Protocol
 from dynamiccl.serve.artifact import (
     Artifact,
     ArtifactDir,
@@ -29,7 +32,7 @@ from dynamiccl.serve.artifact import (
     open_artifact,
     warn,
 )
-from dynamiccl.serve.brain import BrainConfig, History, ScriptedBrain
+from dynamiccl.serve.brain import BrainConfig, History, ScriptedBrain, columns_of
 from dynamiccl.serve.build import find_plugin, own_fingerprint
 from dynamiccl.serve.table import DecisionTable, relative_path
 from dynamiccl.train import tracking_uri
@@ -38,6 +41,8 @@ from dynamiccl.train.options import Json, folding_table, stderr, stdout, tell
 #: Share of decisions in which a brain may differ: floats of other libraries round differently where
 #: two configs are predicted equally fast. The artifact's table counts.
 NEAR_TIES: Final = 0.01
+#: Histories of a shape on which brain and policy are compared.
+_WINDOWS: Final = 128
 
 
 def export_artifact(
@@ -108,8 +113,8 @@ def _build(
         configs = manifest.actions().configs
         write_brain(out / manifests.POLICY_NAME, configs, cold, out / manifests.BRAIN_NAME, trigger)
         brain = ScriptedBrain(out / manifests.BRAIN_NAME)
-        for table, support in zip(tables, supports, strict=True):
-            check_brain(brain, table, support)
+        for table, asked in zip(tables, cold, strict=True):
+            check_brain(brain, policy, table, asked)
     manifest.write(out)
     PluginIndex.of_artifact(out, supports).write(out)
 
@@ -129,16 +134,47 @@ def make_table(policy: ActingPolicy, manifest: Manifest, support: Support) -> De
     )
 
 
-def check_brain(brain: ScriptedBrain, table: DecisionTable, support: Support) -> None:
-    """Raise ArtifactMismatch where a brain decides otherwise than its table without a history."""
-    asks = BrainConfig(support.system, support.num_nodes, support.num_ranks)
-    found = brain.decide(asks, History((), None))
-    share = 1.0 if found is None else np.mean(found.entries != table.entries)
-    if share > NEAR_TIES:
-        raise ArtifactMismatch(
-            f"for {support.num_ranks} ranks on {support.num_nodes} nodes brain.pt does not decide "
-            f"what policy.pt does ({share:.0%} differ); export again"
-        )
+def check_brain(
+    brain: ScriptedBrain, policy: ActingPolicy, table: DecisionTable, asked: ColdQuestions
+) -> None:
+    """Raise ArtifactMismatch where a brain decides otherwise than table and policy."""
+    shape = asked.support
+    asks = BrainConfig(shape.system, shape.num_nodes, shape.num_ranks)
+    cold = brain.decide(asks, History((), None))
+    random = np.random.default_rng(0)
+    rows = random.integers(len(asked.context), size=_WINDOWS)
+    calls, is_valid = _random_calls(random)
+    context, mask = asked.context[rows], asked.mask[rows]
+    actions = brain.act(columns_of(calls, is_valid), context, mask)
+    window, context[:, HISTORY_SLICE] = history_features(calls, is_valid)
+    wanted = questions.decide(policy, Observations(window, context), mask)
+    for where, differs in (
+        ("without a history", cold is None or cold.entries != table.entries),
+        ("on a history", actions != wanted),
+    ):
+        share = np.mean(differs)
+        if share > NEAR_TIES:
+            raise ArtifactMismatch(
+                f"for {shape.num_ranks} ranks on {shape.num_nodes} nodes and {where} brain.pt does "
+                f"not decide what policy.pt does ({share:.0%} differ); export again"
+            )
+
+
+def _random_calls(random: np.random.Generator) -> tuple[CallColumns, npt.NDArray[np.bool_]]:
+    """Windows (N, K) of 0 to K calls, of which some facts are unknown, and which are there."""
+    shape = _WINDOWS, WINDOW_LENGTH
+    lengths = random.integers(WINDOW_LENGTH + 1, size=(_WINDOWS, 1))
+    skew_us, interference = np.exp2(random.uniform(-3, 14, shape)), random.uniform(0, 3, shape)
+    calls = CallColumns(
+        size_bytes=np.exp2(random.uniform(3, 34, shape)).astype(np.int64),
+        time_us=np.exp2(random.uniform(0, 20, shape)),
+        algorithm=random.integers(UNKNOWN, len(Algorithm), shape),
+        protocol=random.integers(UNKNOWN, len(Protocol), shape),
+        num_channels=random.integers(MAX_CHANNELS + 1, size=shape),
+        interference=np.where(random.random(shape) < 0.8, interference, UNKNOWN),
+        skew_us=np.where(random.random(shape) < 0.8, skew_us, UNKNOWN),
+    )
+    return calls, np.arange(WINDOW_LENGTH) >= WINDOW_LENGTH - lengths
 
 
 def export_command(

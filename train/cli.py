@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from dynamiccl.files import end_with_parent
 from dynamiccl.train import DEFAULT_TRACKING_URI, options, tracking_uri
 from dynamiccl.train.options import Data, Json, stderr, stdout, tell
 from dynamiccl.train.recipe import (
+    CAUTIOUS,
     RECIPES,
     Recipe,
     make_recipe,
@@ -131,8 +133,10 @@ def fit_command(
         from dynamiccl.train import tracking
 
     name, uri = resume or chosen.name, tracking_uri()
+    in_one_go = chosen.algorithm in CAUTIOUS and not stderr.is_terminal
+    telling = cli.working(f"{name}: fitting") if in_one_go else nullcontext()
     try:
-        with options.progress_bar(name) as show:
+        with telling, options.progress_bar(name) as show:
             how: dict[str, Any] = {"tracking_uri": uri, "progress": show, "ray": ray}
             if resume is not None:
                 summary = fitting.resume(data, resume, **how)
