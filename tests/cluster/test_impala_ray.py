@@ -10,8 +10,8 @@ import pytest
 
 from dynamiccl.errors import DynamicclError, MachineError, UserError
 from tests.cluster.slurm import wait_until
-from tests.train.online.conftest import SWEEP
 from tests.train.runs import without_package
+from tests.train.test_online import SWEEP
 
 pytestmark = pytest.mark.cluster
 

@@ -31,7 +31,7 @@ from tests.calls import calls_frame, traced
 from tests.evaluate.jobs import sweep
 from tests.policies import hand_made_manifest
 from tests.rows import MIB, default, forced, frame
-from tests.simulator.test_contention import iteration_us, parts
+from tests.simulator.test_physics import iteration_us, parts
 
 NAN = float("nan")
 #: NCCL's own choice, one with as many channels, fewer, fewer and slower, and more.

@@ -148,7 +148,7 @@ def test_what_is_little_known_is_said(drawn: pl.DataFrame, data_dir: Path, tmp_p
     assert few["DR"] == {"mean": None, "low": None, "high": None, "note": metrics.NO_OVERLAP}
     assert few["DM"]["mean"] > 0.0
     adaptive = '{ kind = "adaptive", max_rounds = 3, epsilon = 0.5 }'
-    followed = values_of(measured(tmp_path / "store", adaptive), Always(1))[SYSTEM]
+    followed = values_of(measured(tmp_path / "store", adaptive), Always(2))[SYSTEM]
     assert (followed["DR"]["low"], followed["DM"]["note"]) == (None, metrics.NO_INTERVAL)
     assert followed["DR"]["note"] in {metrics.NO_INTERVAL, metrics.NO_OVERLAP}
     assert values_of(read(data_dir), Always(1)) == {}

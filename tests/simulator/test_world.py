@@ -19,7 +19,7 @@ from dynamiccl.simulator.system import Group, Surroundings
 from dynamiccl.simulator.systems import find_system
 from dynamiccl.simulator.workloads import WORKLOADS, make_workload
 from dynamiccl.simulator.world import Noise, World
-from tests.simulator.test_contention import iteration_us
+from tests.simulator.test_physics import iteration_us
 
 SHAPE = Group(4, 8)
 CONFIGS = [

@@ -1,4 +1,4 @@
-"""A Gaussian process fitted to simulated sweeps: what it chooses, what it leaves to NCCL."""
+"""A Gaussian process fitted to sweeps: how sure it must be, what it chooses and leaves to NCCL."""
 
 import json
 import math
@@ -14,6 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from dynamiccl.belief import LEAST_CAUTION, MIN_GAIN, SLOWER
 from dynamiccl.collect.cli import app
 from dynamiccl.datasets.cells import task_grid
 from dynamiccl.datasets.features import CONTEXT_COLUMN, Observations, cold_observations
@@ -30,7 +31,7 @@ from dynamiccl.simulator.h100 import default_model, true_us
 from dynamiccl.simulator.system import Call, Group
 from dynamiccl.sizes import size_bin
 from dynamiccl.train.cautious import CautiousPolicy
-from dynamiccl.train.cautious_fit import Tasks, fit_tables
+from dynamiccl.train.cautious_fit import Calibration, Tasks, best_of, fit_tables
 from dynamiccl.train.data import load_data
 from dynamiccl.train.fit import fit
 from dynamiccl.train.policy import TorchPolicy, forward
@@ -38,6 +39,74 @@ from dynamiccl.train.recipe import make_recipe
 from tests.data_sets import SWEEP, SYSTEM, make_data, sweep_text
 from tests.serve.abi import TunerPlugin, loopback_environment
 from tests.stores import new_store
+
+
+def calibration(scores: list[float], measured: list[float]) -> Calibration:
+    ones = np.ones(len(scores))
+    return Calibration(np.array(scores), np.array(measured), ones, 0.0 * ones)
+
+
+def test_threshold_leaves_as_many_slower_tasks_of_those_that_act_as_the_bound_allows() -> None:
+    scores = [float(k) for k in range(3, 1003)]  # of n that act: (slower + 1) / (n + 1) <= alpha
+    found = calibration(scores, [-0.1 if s in {90.0, 50.0, 20.0} else 0.1 for s in scores])
+    assert found.raised(7.0, 0.0010) == 90.0  # drawn is less, and 912 that act are too few
+    assert found.raised(7.0, 0.0011) == 90.0
+    assert found.raised(7.0, 0.0022) == 50.0
+    assert found.raised(7.0, 0.0031) == 20.0
+    assert found.raised(7.0, 0.0040) == LEAST_CAUTION
+    # Those that abstain say nothing of those that act.
+    idle = calibration([0.5] * 9000 + scores, [0.1] * 9000 + found.measured.tolist())
+    assert idle.raised(7.0, 0.0022) == 50.0
+    # Too few tasks only raise what drawn worlds ask for.
+    few = calibration([3.0] * 98, [0.1] * 98)
+    assert few.raised(3.5, 0.01) == 3.5
+    assert few.raised(3.5, 0.02) == LEAST_CAUTION
+    assert calibration([5.0, 3.0], [-0.1, 0.1]).raised(3.5, 0.01) == 5.0
+    assert Calibration.joined([]).raised(3.5, 0.5) == 3.5
+
+
+def test_what_is_slower_by_noise_or_left_alone_anyway_sets_no_threshold() -> None:
+    just_below, below = -0.9 * SLOWER, -1.1 * SLOWER
+    scores, fine = [float(k) for k in range(1, 100)], [0.1] * 97
+    assert calibration(scores, [*fine, just_below, below]).raised(2.0, 0.01) == 99.0
+    assert calibration(scores, [*fine, below, just_below]).raised(2.0, 0.01) == 98.0
+    unused = calibration([*scores[:98], 0.9 * MIN_GAIN], [*fine, 0.1, -1.0])
+    assert unused.raised(7.0, 0.02) == LEAST_CAUTION
+    noisy = replace(unused, measured=np.full(99, -0.1), noise=np.full(99, 0.1))
+    assert noisy.raised(7.0, 0.02) == LEAST_CAUTION
+
+
+def test_the_largest_sure_gain_is_taken_and_coverage_counts_both_spreads() -> None:
+    gain = np.array([[0.3, 0.2, 0.9], [0.3, 0.2, 0.9]])
+    spread = np.array([[0.2, 0.05, 0.01], [0.2, 0.15, 0.01]])
+    known = np.array([True, True, False]) & np.ones((2, 1), dtype=np.bool_)
+    assert best_of(gain, spread, known, 2.0).tolist() == [1, 0]  # where none is sure: the largest
+    found = Calibration(
+        predicted=np.array([0.1, 0.1, 0.1]),
+        measured=np.array([0.1, 0.25, 0.4]),
+        spread=np.full(3, 0.06),
+        noise=np.full(3, 0.08),
+    )  # 1.645 x 0.1
+    assert found.coverage == pytest.approx(2 / 3)
+    assert math.isnan(Calibration.joined([]).coverage)
+
+
+@pytest.mark.parametrize("alpha", [0.02, 0.1])
+def test_bound_holds_over_draws(alpha: float) -> None:
+    """Of what acts, over many draws, a share of alpha is slower; predictions know something."""
+    random = np.random.default_rng(0)
+    wrong = acted = 0
+    for _ in range(1_000):
+        predicted = np.abs(random.normal(size=800))
+        measured = 0.3 * predicted + 0.15 * random.normal(size=800)
+        seen = slice(0, 400)
+        found = Calibration(predicted[seen], measured[seen], np.full(400, 0.01), np.zeros(400))
+        acts = predicted[400:] / 0.01 > found.raised(math.inf, alpha)
+        wrong += int((acts & (measured[400:] < -np.log1p(SLOWER))).sum())
+        acted += int(acts.sum())
+    assert acted > 0.1 * 400 * 1_000
+    assert 0.5 * alpha < wrong / acted <= 1.05 * alpha
+
 
 _GROUPS = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = 8 }}" for n in (2, 4, 8))
 #: A sweep of several group shapes.
