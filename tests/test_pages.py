@@ -66,7 +66,7 @@ ELSEWHERE: Final = {
     r"study .*--join|--jobs 0": ("tests/cluster/test_study_array.py", "join"),
     r"--ray": ("tests/cluster/test_impala_ray.py", "--ray"),
     r"--optuna": ("tests/train/test_study.py", "optuna"),
-    r"--resume": ("tests/train/test_interrupted.py", "--resume"),
+    r"--resume": ("tests/train/test_study.py", "--resume"),
     r"--objective job": ("tests/cli/test_slack.py", '"--objective", "job"'),
     r"export RUN --group": ("tests/train/test_gaussian.py", "groups=[(16, 8)]"),
     r"dynamiccl-train study": ("tests/train/test_study.py", "study"),

@@ -2,17 +2,15 @@
 
 import hashlib
 import math
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import online_play
 import pytest
-from bench_mvfst import CHANNELS, MOVES, MovingEnv, best_fixed, moving, threshold_rule
+from bench_mvfst import best_fixed, threshold_rule
 from judge_worlds import KINDS, Table, judge_table, judge_tables
-from learning_belief import LOOKS, NEVER, interpolated, judged, play, probes_within
+from learning_belief import interpolated, judged, play
 from online_play import Judge, recipe_of
-from online_world import RoundEnv, Setting
+from online_world import Setting
 from sweeps import public_tables
 
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config
@@ -76,17 +74,6 @@ def test_probes_help_and_without_any_nothing_is_changed(table: Table) -> None:
     assert rows[1]["regret"] < 0.5 * rows[0]["regret"]
 
 
-def test_probes_are_counted_from_where_the_regret_stays_low() -> None:
-    def curve(low_from: int, *, and_at: int = -1) -> list[dict[str, float]]:
-        low = [look >= low_from or look == and_at for look in LOOKS]
-        return [{"look": k, "regret": 0.01 if v else 0.5} for k, v in zip(LOOKS, low, strict=True)]
-
-    assert probes_within(curve(20)) == 20.0
-    assert probes_within(curve(20, and_at=5)) == 20.0
-    assert probes_within(curve(20) + curve(60)) == 60.0
-    assert probes_within(curve(999)) == NEVER
-
-
 def test_interpolation_acts_as_far_as_left_out_octaves_agree() -> None:
     gain = np.array([0.3, 0.4, np.nan, 0.6, 0.7])
     smooth = np.column_stack([np.zeros(5), -gain])
@@ -107,32 +94,3 @@ def test_an_oracle_scores_1_nccl_0_and_a_rule_that_looks_more_than_a_table() -> 
     assert judge.score_of(judge.play(lambda env: np.zeros(env.shape, dtype=np.int64))) == 0.0
     table = judge.score_of(judge.play(partial(best_fixed, 0.0)))
     assert table < judge.score_of(judge.play(partial(threshold_rule, 0.15, 32, {}))) < 1.0
-
-
-def test_a_decision_is_in_force_as_late_as_the_setting_says() -> None:
-    env = RoundEnv(Setting(delay=3), 2, replace(RECIPE, vary=1.0))
-    env.reset(0)
-    ran = [env.step(np.full(env.shape, each))[1]["in_force"][0, 0] for each in (1, 2, 3, 4, 5)]
-    assert ran == [0, 0, 0, 1, 2]
-
-
-def test_moves_halve_and_double_counts_of_channels_from_what_was_decided_last() -> None:
-    env = moving(2).env(1, replace(RECIPE, vary=1.0))
-    assert isinstance(env, MovingEnv)
-    env.reset(0)
-    first = int(env.world.num_channels[0, 0])
-    counts = []
-    for move in ("/2", "-1", "0", "+1", "*2", "*2"):
-        env.step(np.full(env.shape, MOVES.index(move)))
-        counts.append(CHANNELS.ladder[env.configs[-1][0, 0] - 1])
-    half = first // 2
-    assert counts == [half, half - 1, half - 1, half, min(first, 32), 32]
-
-
-def test_threads_make_as_many_updates_as_the_recipe_has() -> None:
-    recipe = replace(RECIPE, actors=3)
-    network = online_play.make_network(Setting(), recipe, 0)
-    before = {name: each.clone() for name, each in network.state_dict().items()}
-    marks = online_play.train(online_play.players_of(Setting(), recipe, 0), network, 2)
-    assert [each.updates for each in marks] == [2, 4]
-    assert any((marks[-1].weights[name] != each).any() for name, each in before.items())

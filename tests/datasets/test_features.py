@@ -1,16 +1,12 @@
-"""What a policy sees: columns of the context, of the window and of the past, and NCCL's costs.
-
-A column of the past is written once: numpy's windows, rows of steps and TorchScript have it."""
+"""What a policy sees: columns of the context, of the window and of the past, and NCCL's costs."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
-import torch
 
 from dynamiccl.datasets import features
 from dynamiccl.datasets import history as hist
@@ -23,17 +19,13 @@ from dynamiccl.datasets.history import (
     Float32Array,
 )
 from dynamiccl.datasets.schema import COSTS
-from dynamiccl.datasets.steps import Steps
 from dynamiccl.datasets.store import read, write_part
 from dynamiccl.nccl import Algorithm, Collective, Protocol
-from dynamiccl.serve.brain import CALL_COLUMNS
-from dynamiccl.serve.brain_module import traced_features
 from dynamiccl.simulator import system
 from dynamiccl.simulator.h100 import default_model
 from tests.calls import history_arrays
 from tests.data_sets import SWEEP, make_data
 from tests.rows import default, frame
-from tests.steps import make_steps
 
 PROFILES = ("default", "tuned")
 FACTS: dict[str, Any] = {
@@ -235,79 +227,7 @@ def test_a_data_set_without_costs_has_an_empty_table(tmp_path: Path) -> None:
     assert log_costs(tasks.clear(), costs).shape == (0, NUM_CELLS)
 
 
-def _slower(past: hist.Past) -> Any:
-    return past.xp.log2(past.time_us / past.before(past.time_us))
-
-
-def wider() -> hist.HistoryColumns:
-    """With a column in the middle of both, where it moves all that follows."""
-    meaning = "than the call before"
-    slower = hist.Columns((hist.Feature("slower", "log2", meaning),), _slower)
-    last = hist.Columns(
-        (hist.Feature("last_slower", "log2", meaning),), lambda p: p.last(_slower(p))
-    )
-    columns = hist.HISTORY_COLUMNS
-    return replace(
-        columns,
-        window=(*columns.window[:2], slower, *columns.window[2:]),
-        history=(*columns.history[:3], last, *columns.history[3:]),
-    )
-
-
-def seen(steps: Steps) -> tuple[hist.CallColumns, np.typing.NDArray[np.bool_]]:
-    """Each step's window of the calls before it."""
-    rows = np.arange(len(steps))
-    index = rows[:, None] + np.arange(-hist.WINDOW_LENGTH, 0)
-    valid = index >= steps.starts[steps.episode_of(rows)][:, None]
-    return steps.calls.take(np.maximum(index, 0)), valid
-
-
-def by_script(
-    calls: hist.CallColumns, valid: np.typing.NDArray[np.bool_], columns: hist.HistoryColumns
-) -> tuple[hist.Float32Array, hist.Float32Array]:
-    """Windows and history as an exported brain computes them."""
-    facts = [valid if name == "valid" else getattr(calls, name) for name in CALL_COLUMNS]
-    raw = np.stack(facts, axis=2).astype(np.float64) * valid[:, :, None]
-    scripted: Any = torch.jit.script(traced_features(columns))
-    window, history = scripted(torch.from_numpy(raw))
-    return window.numpy(), history.numpy()
-
-
-def assert_same_everywhere(
-    columns: hist.HistoryColumns,
-) -> tuple[hist.Float32Array, hist.Float32Array]:
-    steps = make_steps(lengths=(1, 2, 5, 9, 20, 30))
-    calls, valid = seen(steps)
-    window, history = hist.history_features(calls, valid, columns)
-    found_window, found_history = by_script(calls, valid, columns)
-    np.testing.assert_allclose(found_window, window, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(found_history, history, rtol=1e-6, atol=1e-6)
-    assert window.shape[2] == len(hist.features_of(columns.window))
-    assert history.shape[1] == len(hist.features_of(columns.history))
-    return window, history
-
-
-def test_a_column_that_is_added_is_in_all_three_and_leaves_the_others_as_they_are() -> None:
-    columns = wider()
-    window, history = assert_same_everywhere(columns)
-    at, in_history = (
-        hist.positions(hist.features_of(columns.window)),
-        hist.positions(hist.features_of(columns.history)),
-    )
-    others = assert_same_everywhere(hist.HISTORY_COLUMNS)
-    kept = [at[feature.name] for feature in hist.features_of(hist.HISTORY_COLUMNS.window)]
-    np.testing.assert_array_equal(window[:, :, kept], others[0])
-    kept = [in_history[feature.name] for feature in hist.features_of(hist.HISTORY_COLUMNS.history)]
-    np.testing.assert_array_equal(history[:, kept], others[1])
-    valid = window[:, :, at["valid"]] > 0.0
-    log2_time = window[:, :, at["log2_time"]]
-    slower = np.where(valid[:, :-1], np.diff(log2_time, axis=1), 0.0)
-    np.testing.assert_allclose(window[:, 1:, at["slower"]], slower, atol=1e-5)
-    assert not window[:, 0, at["slower"]].any()
-    np.testing.assert_array_equal(
-        history[:, in_history["last_slower"]], window[:, -1, at["slower"]]
-    )
-    assert not history[~valid[:, -1]].any()
+# --- What the network was sensed to be ---
 
 
 def test_a_longer_route_moves_rtprop_once_the_old_one_has_expired() -> None:

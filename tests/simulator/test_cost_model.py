@@ -1,8 +1,6 @@
 """NCCL's cost model and the H100 nodes, against figures by hand and NCCL's own record."""
 
 import csv
-import subprocess
-import sys
 from collections.abc import Mapping
 from functools import cache
 from itertools import pairwise
@@ -463,12 +461,3 @@ def test_drift_is_shared_by_a_run_and_the_rest_is_a_trial_s_own(
     assert (noise.factor("cycle-0", "b") == first) is own
     assert (noise.factor("cycle-1", "a") == first) is of_another_run
     assert (first == 1.0) is of_another_run
-
-
-def test_import_is_light() -> None:
-    code = (
-        "import sys; import dynamiccl.simulator.h100; "
-        "print(*({'numpy', 'polars', 'pyarrow', 'torch'} & sys.modules.keys()))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == ""
