@@ -48,22 +48,9 @@ def test_time_is_a_median(rows: list[dict[str, Any]], time_us: float, count: int
     assert (cell["time_us"], cell["repeats"]) == (time_us, count)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"requested_num_channels": 2},
-        {"requested_protocol": None},
-        {"is_default": True, "requested_algorithm": None, "requested_protocol": None},
-        {"size_bytes": 64},
-        {"in_place": True},
-        {"launch_profile": "tuned"},
-        {"nccl_version": None},
-        {"interference_kind": "congestion"},
-        {"num_comms": 4, "comm_split": "DIV 8"},
-    ],
-)
-def test_other_task_or_request_is_another_cell(change: dict[str, object]) -> None:
-    assert cells.cell_times(frame(ring(1.0), ring(2.0, **change))).height == 2
+def test_calls_of_several_communicators_at_once_are_another_cell() -> None:
+    beside = ring(2.0, num_comms=4, comm_split="DIV 8")
+    assert cells.cell_times(frame(ring(1.0), beside)).height == 2
 
 
 def test_rows_that_failed_or_whose_gpus_were_unwell_are_not_usable() -> None:

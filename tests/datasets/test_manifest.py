@@ -37,7 +37,7 @@ from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.simulator.system import Contention
 from dynamiccl.sizes import size_bin
 from tests.calls import calls_frame, traced
-from tests.evaluate.jobs import sweep
+from tests.evaluate.test_job import sweep
 from tests.policies import hand_made_manifest
 from tests.rows import MIB, default, forced, frame
 from tests.simulator.test_physics import iteration_us, parts

@@ -25,7 +25,7 @@ from dynamiccl.sizes import size_bin
 from tests.cli.conftest import Shell
 from tests.conftest import Trained
 from tests.data_sets import SWEEP, SYSTEM, make_data
-from tests.evaluate.grids import NAN, grid, noise
+from tests.evaluate.test_metrics import NAN, grid, noise
 from tests.rows import default, forced, split_of
 
 MAPPED = Catalogue(

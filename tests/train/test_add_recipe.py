@@ -12,7 +12,7 @@ from dynamiccl.train.fit import resume
 from dynamiccl.train.policy import load_script
 from dynamiccl.train.recipe import RECIPES, make_recipe, settable, setting_meanings
 from tests.stores import new_store
-from tests.train.runs import broken_run
+from tests.train.test_fit import broken_run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "attention.py"
 FEW = ["steps=60", "steps_per_epoch=20", "num_members=2", "hidden_sizes=16"]

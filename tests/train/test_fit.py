@@ -28,7 +28,6 @@ from dynamiccl.train.tracking import Run
 from tests.conftest import Trained
 from tests.data_sets import SWEEP, make_data, sweep_text
 from tests.stores import new_store, uri_of
-from tests.train.runs import Killed, broken_run
 
 
 def test_run_is_tracked_with_what_made_it_where_and_beats_the_default(trained: Trained) -> None:
@@ -147,6 +146,26 @@ def test_trials_that_log_the_same_data_at_once_all_do(tmp_path: Path) -> None:
     with ThreadPoolExecutor(len(runs)) as pool:
         for number in range(3):
             list(pool.map(log, runs, [f"{number:012x}"] * len(runs)))
+
+
+class Killed(Exception):
+    """Raised to end a run between two epochs."""
+
+
+def broken_run(data: Path, uri: str, recipe: Recipe, *, at: int, seed: int = 0) -> str:
+    """The id of a run that ended after step `at`, the only one in the experiment `broken`."""
+
+    def stop(step: int, _steps: int, _metrics: dict[str, float]) -> None:
+        if step == at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        fit(data, recipe, experiment="broken", tracking_uri=uri, seed=seed, progress=stop)
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("broken")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    return str(run.info.run_id)
 
 
 SETTINGS = ["steps=60", "steps_per_epoch=10", "hidden_sizes=16", "num_members=2"]

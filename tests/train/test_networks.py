@@ -30,7 +30,7 @@ from dynamiccl.train.networks import (
 from dynamiccl.train.offline import Batches, Loss, Networks, Replay, entropy, make_algorithm
 from dynamiccl.train.policy import PolicyModule, forward, script
 from dynamiccl.train.recipe import make_recipe
-from tests.steps import make_steps
+from tests.datasets.test_steps import make_steps
 
 # After ours, which silences what d3rlpy has to say about gym.
 from d3rlpy.dataset import (  # isort: skip
