@@ -290,15 +290,10 @@ def test_the_same_run_comes_first(row: dict[str, Any], training: list[tuple[str,
 @pytest.mark.parametrize(
     "change",
     [
-        {"launch_profile": "tuned"},
-        {"interference_kind": "congestion", "interference_level": 1.0},
         {"throttled": True},
-        {"system": "other"},
-        {"nccl_version": "2.28.9"},
         {"in_place": True},
         {"num_nodes": 2},
         {"size_bytes": 1 << 30},
-        {"is_default": False, "requested_algorithm": "Tree"},
     ],
 )
 def test_default_of_other_conditions_is_no_reference(change: dict[str, object]) -> None:

@@ -134,7 +134,7 @@ def with_calls(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 def test_it_learns_from_calls_what_sweeps_do_not_show(with_calls: Path, tmp_path: Path) -> None:
     """It learns with the costs that the brain asks with."""
     uri = new_store(tmp_path)
-    recipe = make_recipe("ddqn-dueling", ["steps=400", "steps_per_epoch=200", "num_members=2"])
+    recipe = make_recipe("ddqn-dueling", ["steps=400", "steps_per_epoch=200", "num_members=1"])
     run = fit(with_calls, recipe, experiment="x", tracking_uri=uri, seed=0)
     params = MlflowClient(uri).get_run(run.run_id).data.params
     assert (params["calls_steps"], params["calls_episodes"]) == ("360", "6")

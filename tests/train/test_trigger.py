@@ -135,23 +135,6 @@ def test_scale_is_that_of_each_stream_and_no_quiet_call_is_lost(detector: trigge
     assert levels[-1] == pytest.approx(0.2, abs=1e-3)
 
 
-def test_streams_are_independent_and_torchscript_computes_the_same() -> None:
-    torch.manual_seed(0)
-    module = trigger.TriggerModule(0.05).eval()
-    torch.nn.init.normal_(module.head.weight, std=0.3)  # the forecast is not the level alone
-    times = noise(120, width=4)
-    times[60:90] += 0.4
-    alarms, levels = run(trigger.Detector(module), times)
-    scripted = run(trigger.Detector(script(module)), times)
-    assert np.array_equal(alarms, scripted[0])
-    np.testing.assert_allclose(levels, scripted[1], atol=1e-4)
-    apart, place = trigger.Detector(module), np.zeros(4, dtype=int)
-    for stream in np.random.default_rng(1).permutation(np.repeat(np.arange(4), 120)):
-        _, level = apart.observe([stream], [times[place[stream], stream]])
-        assert level[0] == pytest.approx(levels[place[stream], stream], abs=1e-5)
-        place[stream] += 1
-
-
 def test_a_level_is_carried_to_other_configs_of_its_key_and_no_further() -> None:
     module = trigger.TriggerModule()
     carried = module.new_keys(2)
