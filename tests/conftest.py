@@ -50,7 +50,7 @@ GROUPS = {
     ),
     # Together on one worker these would be the last to end; all workers import what training needs
     # anyway, where they collect the tests.
-    "online": ("train/online/", "train/trigger/"),
+    "online": ("train/test_online", "train/test_trigger"),
     "train": ("train/",),
     # Areas of goldens (`group_of`).
     "test_golden[commands]": (),
@@ -144,9 +144,9 @@ def _save_empty(_figure: object, file: Path | io.StringIO, **_options: object) -
         file.touch()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def drawn(undrawn: pytest.MonkeyPatch) -> Iterator[None]:
-    """Figures are drawn after all, in the rest of the module."""
+    """Figures are drawn after all."""
     undrawn.undo()
     yield
     undrawn.setattr("matplotlib.figure.Figure.savefig", _save_empty)

@@ -66,14 +66,14 @@ ELSEWHERE: Final = {
     r"study .*--join|--jobs 0": ("tests/cluster/test_study_array.py", "join"),
     r"--ray": ("tests/cluster/test_impala_ray.py", "--ray"),
     r"--optuna": ("tests/train/test_study.py", "optuna"),
-    r"--resume": ("tests/train/test_interrupted.py", "--resume"),
+    r"--resume": ("tests/train/test_study.py", "--resume"),
     r"--objective job": ("tests/cli/test_slack.py", '"--objective", "job"'),
-    r"export RUN --group": ("tests/train/gaussian/test_fit.py", "groups=[(16, 8)]"),
+    r"export RUN --group": ("tests/train/test_gaussian.py", "groups=[(16, 8)]"),
     r"dynamiccl-train study": ("tests/train/test_study.py", "study"),
     r"dynamiccl-deploy ab": ("tests/serve/test_ab.py", '"dynamiccl-deploy", "ab"'),
     r"dynamiccl-deploy brain": ("tests/serve/test_brain.py", '"brain"'),
     r"dynamiccl-collect fit-simulator": ("tests/golden/commands.py", "fit-simulator"),
-    r"dynamiccl-train trigger": ("tests/train/trigger/test_fit.py", "trigger"),
+    r"dynamiccl-train trigger": ("tests/train/test_trigger.py", "trigger"),
 }
 #: Of what the machine here lacks, a doctor speaks with exit code 4.
 MAY_FAIL: Final = {r"dynamiccl-\w+ doctor": 4}

@@ -6,7 +6,7 @@ from pathlib import Path
 from dynamiccl.datasets.store import measurements_table, write_part
 from tests.calls import calls_table, traced
 from tests.cli.conftest import Shell
-from tests.evaluate.jobs import sweep
+from tests.evaluate.test_job import sweep
 from tests.rows import MIB
 
 

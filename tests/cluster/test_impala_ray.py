@@ -10,8 +10,7 @@ import pytest
 
 from dynamiccl.errors import MachineError
 from tests.cluster.slurm import wait_until
-from tests.train.online.conftest import SWEEP
-from tests.train.runs import without_package
+from tests.train.test_online import SWEEP
 
 pytestmark = pytest.mark.cluster
 
@@ -79,6 +78,8 @@ def test_what_is_no_head_says_so() -> None:
 def test_without_ray_the_message_names_the_extra(data_dir: Path, tmp_path: Path) -> None:
     settings = [word for each in [*FEW, f"places={PLACE}"] for word in ("--set", each)]
     words = ["--data", str(data_dir), "--recipe", "impala-lstm", *settings, "--ray", "auto"]
-    done = without_package("ray", tmp_path, "fit", *words)
+    code = "import sys; sys.modules['ray'] = None; from dynamiccl.train.cli import main; main()"
+    command = [sys.executable, "-P", "-c", code, "fit", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 4, done.stderr
     assert "pip install '.[ray]'" in done.stderr

@@ -1,3 +1,5 @@
+"""What a policy sees: columns of the context, of the window and of the past, and NCCL's costs."""
+
 import math
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets import features
+from dynamiccl.datasets import history as hist
 from dynamiccl.datasets.costs import COST_KEY, NUM_CELLS, log_costs, read_costs
 from dynamiccl.datasets.history import (
     HISTORY_FEATURES,
@@ -223,3 +226,36 @@ def test_a_data_set_without_costs_has_an_empty_table(tmp_path: Path) -> None:
     tasks = frame(default(nccl_version=None))
     assert np.isnan(log_costs(tasks, costs)).all()
     assert log_costs(tasks.clear(), costs).shape == (0, NUM_CELLS)
+
+
+# --- What the network was sensed to be ---
+
+
+def test_a_longer_route_moves_rtprop_once_the_old_one_has_expired() -> None:
+    sense = hist.NetworkSense(rtprop_window=4)
+    assert (sense.ebb_gbytes_per_s, sense.btlbw.value, sense.bdp_bytes) == (None, None, None)
+    for time_us in (100.0, 300.0, 300.0, 300.0):
+        sense.add(1000.0, time_us)
+    assert sense.rtprop.value == 100.0
+    sense.add(1000.0, 300.0)
+    assert sense.rtprop.value == 300.0
+
+
+def test_the_stream_and_the_features_of_a_policy_say_the_same() -> None:
+    numbers = np.random.default_rng(3)
+    calls, sense = [], hist.NetworkSense(hist.WINDOW_LENGTH, hist.WINDOW_LENGTH)
+    for _ in range(20):
+        size_bytes, time_us = int(numbers.integers(10_000, 99_999)), float(numbers.uniform(5, 50))
+        calls.append(call(time_us, size_bytes=size_bytes))
+        sense.add(size_bytes, time_us)
+        _, values = history(*calls)
+        assert sense.ebb_gbytes_per_s is not None
+        assert sense.btlbw.value is not None
+        assert sense.rtprop.value is not None
+        assert values["log2_ebb"] == pytest.approx(np.log2(sense.ebb_gbytes_per_s), abs=1e-5)
+        assert values["log2_btlbw"] == pytest.approx(np.log2(sense.btlbw.value), abs=1e-5)
+        assert values["log2_rtprop"] == pytest.approx(np.log2(sense.rtprop.value), abs=1e-5)
+        assert sense.bdp_bytes is not None
+        assert values["inflight_over_bdp"] == pytest.approx(
+            min(8.0, size_bytes / sense.bdp_bytes), rel=1e-5
+        )

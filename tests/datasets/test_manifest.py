@@ -1,3 +1,5 @@
+"""Manifests: what they support and refuse; and the choice of configs by the time of the step."""
+
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -9,13 +11,36 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
-from dynamiccl.datasets.manifest import MANIFEST_NAME, Manifest, Support, find_supports
+from dynamiccl.datasets.manifest import (
+    MANIFEST_NAME,
+    JobTask,
+    Losses,
+    Manifest,
+    Support,
+    find_supports,
+)
+from dynamiccl.datasets.objective import (
+    change_of_task_us,
+    fewest_within,
+    losses_at,
+    losses_of,
+    may_take,
+    near,
+    placed_calls,
+    step_change_us,
+    sure_change_us,
+)
 from dynamiccl.datasets.questions import allowed, read_back_channels
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, SchemaMismatch
-from dynamiccl.nccl import Collective
+from dynamiccl.evaluate.job_calls import job_of
+from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
+from dynamiccl.simulator.system import Contention
 from dynamiccl.sizes import size_bin
+from tests.calls import calls_frame, traced
+from tests.evaluate.test_job import sweep
 from tests.policies import hand_made_manifest
 from tests.rows import MIB, default, forced, frame
+from tests.simulator.test_physics import iteration_us, parts
 
 NOISE = pl.DataFrame(
     {"system": ["box", "box", "far"], "collective": ["AllReduce", "AllGather", "AllReduce"]}
@@ -229,3 +254,261 @@ def test_a_table_asks_for_no_more_channels_than_nccl_was_seen_to_use() -> None:
     # Without a read-back no number of channels is known to be there.
     unread = forced("Ring", "Simple"), forced("Ring", "Simple", channels=8)
     assert names_allowed(default(), *unread) == {"ABSTAIN", "Ring/Simple"}
+
+
+NAN = float("nan")
+#: NCCL's own choice, one with as many channels, fewer, fewer and slower, and more.
+TIMES = np.array([[100.0, 90.0, 94.0, 99.5, 80.0]])
+CHANNELS = np.array([[16, 16, 8, 4, 32]], dtype=np.int16)
+
+
+def test_slack_takes_the_fewest_known_channels_and_never_more_than_nccl() -> None:
+    for slack, chosen in ((0.0, 1), (0.01, 1), (0.05, 2), (0.11, 3)):
+        assert fewest_within(TIMES, CHANNELS, slack).tolist() == [chosen]
+    # It differs by task.
+    two = np.vstack([TIMES, [[100.0, 90.0, NAN, 99.5, NAN]]])
+    channels = np.vstack([CHANNELS, CHANNELS])
+    assert fewest_within(two, channels, np.array([[0.05], [0.0]])).tolist() == [2, 1]
+    assert fewest_within(two, channels, np.array([[0.0], [0.05]])).tolist() == [1, 1]
+    with pytest.raises(ValueError, match="NCCL's own choice has no time"):
+        fewest_within(np.array([[NAN, 1.0]]), CHANNELS[:, :2], 0.0)
+
+
+@pytest.mark.parametrize("compute_us", [0.0, 300.0, 990.0, 1_500.0, 8_000.0])
+def test_the_change_is_that_of_the_simulators_law(compute_us: float) -> None:
+    law = Contention(100, 2000, memory_share=0.0, call_slowdown=0.0)
+    runs = [parts(count, us) for count, us in [(24, 1000.0), (8, 1100.0), (2, 2000.0), (24, 400.0)]]
+    steps = [iteration_us(law, ran, 1, compute_us) for ran in runs]
+    loss = np.array([[ran.num_channels / 100 for ran in runs]])
+    times = np.array([[ran.quiet_us for ran in runs]])
+    traced = min(compute_us / 0.76, steps[0]), np.array([1000.0])
+    found = step_change_us(times, loss, traced[1], np.array([traced[0]]))
+    assert found[0].tolist() == pytest.approx([step - steps[0] for step in steps])
+
+
+def job_task(compute_us: list[float], skew_us: float = 0.0) -> JobTask:
+    """Calls of 100 us."""
+    return JobTask(("AllReduce", 1, 8, 40), 100.0, skew_us, compute_us, {})
+
+
+def test_less_than_what_was_measured_is_counted_on() -> None:
+    # Two configs as fast, of which one takes half of what compute loses: 5 %, for 0.7 of 10 %.
+    loss = np.array([[0.1, 0.05, NAN]])
+    times = np.array([[100.0, 100.0, 90.0]])
+    told = np.array([100.0]), np.array([500.0])
+    plain = step_change_us(times, loss, *told)
+    surely = sure_change_us(times, loss, *told)
+    assert plain[0, 1] == pytest.approx(-5.0)
+    assert surely[0, :2].tolist() == [0.0, pytest.approx(-2.0)]
+    assert np.isnan(surely[0, 2])
+    # Compute that ends with the call may end before it: what it gets back counts no more.
+    assert sure_change_us(times, loss, told[0], told[0])[0, 1] == pytest.approx(0.0)
+    # Own choice surely costs less than measured, and others more.
+    losses = {"4096": {"": (0.12, 0.05, 1.0), "Ring/LL/2ch": (0.02, 0.01, 1.1)}}
+    configs = [ABSTAIN, *(Config(Algorithm.Ring, Protocol.LL, n) for n in (2, 8))]
+    [shares], [longer] = losses_at(losses, configs)
+    assert shares.tolist() == pytest.approx([0.07, 0.03, np.nan], nan_ok=True)
+    assert longer.tolist() == pytest.approx([1.0, 1.1, np.nan], nan_ok=True)
+
+
+def test_a_call_may_take_longer_by_what_compute_gets_back() -> None:
+    edges = np.array([[0.10, 0.05], [0.10, 0.056]])
+    longer = may_take(edges, job_task([1_000.0]))
+    # By the edge that says the least: 1.25 times as long, at 0.8 of 0.7 of the loss.
+    assert longer.tolist() == pytest.approx([1.0, 1.25], abs=1e-4)
+    change = change_of_task_us(np.tile(longer, (2, 1)), edges, job_task([1_000.0]))
+    assert change.tolist() == pytest.approx([0.0, 0.0], abs=1e-3)
+    assert may_take(np.array([[0.1, NAN]]), job_task([1_000.0]))[1] == 1.0
+    # It waits for nobody: what compute gets back from waiting kernels is not its own.
+    edges = np.array([[0.10, 0.07]])
+    alike = may_take(edges, job_task([9_000.0]))[1]
+    assert may_take(edges, job_task([9_000.0], skew_us=400.0))[1] == pytest.approx(alike, abs=1e-3)
+
+
+def test_calls_that_compute_waits_for_count_as_many_as_they_are() -> None:
+    """Of ten calls one is exposed: 96 us longer there weighs more than 0.3 us less in nine."""
+    edges = np.array([[0.06, 0.02]])
+    assert may_take(edges, job_task([6_000.0]))[1] == pytest.approx(2.0, abs=1e-4)
+    # 9 x (2 r - 0.7 x 6) + 100 (r - 1) = 0.
+    assert may_take(edges, job_task([0.0, *[6_000.0] * 9]))[1] == pytest.approx(1.1678, abs=1e-3)
+    change = change_of_task_us(np.array([[1.0, 1.96]]), edges, job_task([0.0, *[6_000.0] * 9]))
+    assert change[1] > 5.0
+
+
+def told(share: float, channels: int = 0, kind: str = "matmul", **columns: Any) -> dict[str, Any]:
+    """A row beside products of Ring/LL, which takes 200 us, or of NCCL's own choice, 160 us."""
+    made = forced("Ring", "LL", 200.0, channels=channels) if channels else default(160.0)
+    row = {"compute_loss_us": made["time_us"] * share, "compute_period_us": 400.0}
+    beside = {"interference_kind": kind, "interference_level": 4096.0}
+    return {**made, **beside, **row, "run": f"{share}", **columns}
+
+
+def test_losses_are_shares_of_the_kernels_time_of_each_config_beside_each_kind() -> None:
+    rows = [told(0.02, 1), told(0.04, 1), told(0.01, 4), told(0.12)]
+    rows += [told(0.05, 8, compute_aa_difference=0.03)]
+    rows += [told(0.4, kind="persistent-matmul"), told(0.3, 1, kind="persistent-matmul")]
+    # In another environment, or of what runs alone, nothing is said.
+    rows += [told(0.02, 1, launch_profile="x"), told(0.1, launch_profile="x")]
+    rows += [default(100.0), forced("Ring", "LL", 90.0, channels=1, size_bytes=64)]
+    assert losses_of(frame(*rows)) == {
+        ("AllReduce", 1, 8): {
+            size_bin(MIB): {
+                "matmul 4096": {
+                    "": pytest.approx((0.12, 0.12, 1.0)),
+                    "Ring/LL/1ch": pytest.approx((0.03, 0.01, 1.25)),
+                    # Of a single row no error is known: as large as what it says; or as its rates
+                    # alone differ.
+                    "Ring/LL/4ch": pytest.approx((0.01, 0.01, 1.25)),
+                    "Ring/LL/8ch": pytest.approx((0.05, 0.06, 1.25)),
+                },
+                "persistent-matmul 4096": {
+                    "": pytest.approx((0.4, 0.4, 1.0)),
+                    "Ring/LL/1ch": pytest.approx((0.3, 0.3, 1.25)),
+                },
+            }
+        }
+    }
+
+
+def test_tables_and_the_jobs_answer_place_a_trace_alike() -> None:
+    """Groups of eight ranks on one node, on eight, and unnamed; of four nothing was measured.
+
+    A table is not asked about the unnamed one: it may lie as either of two measured shapes.
+    """
+    rows = pl.concat([sweep(), sweep(num_nodes=8, ranks_per_node=1)])
+    manifest = hand_made_manifest(rows, rows.select("system", "collective", noise_band=0.01))
+    groups = ([*range(8)], [*range(0, 64, 8)], None, [*range(4)])
+    named = [
+        traced(n, size_bytes=MIB << n, group_ranks=ranks, num_ranks=len(ranks or range(8)))
+        for n, ranks in enumerate(groups)
+    ]
+    calls = calls_frame(*named)
+    found, [note] = placed_calls(calls, manifest)
+    assert found["num_nodes"].to_list() == [1, 8]
+    told = job_of(calls, None, 8)
+    assert told.kinds["num_nodes"].to_list() == [1, 8, 1, 1]
+    assert "ranks of 4 calls" in note
+    assert note.endswith(
+        "about 1, whose shape may be one of several: import with --nodes and --ranks"
+    )
+    assert told.lacks["nodes"] == 4
+    # Where nothing is open nothing is said of it.
+    _, [note] = placed_calls(calls_frame(*named[:2]), manifest)
+    assert note.endswith("or else all of each node")
+
+
+def test_beside_each_kind_the_nearest_size_within_an_octave_tells() -> None:
+    plain: dict[str, Losses] = {"4096": {"": (0.1, 0.0, 1.0)}}
+    by_bin = {40: plain, 44: {"8192": {"": (0.2, 0.0, 1.0)}}, 48: {"4096": {"": (0.3, 0.0, 1.0)}}}
+    assert near(by_bin, 37) == plain
+    assert near(by_bin, 41) == plain | by_bin[44]
+    assert near(by_bin, 47) == by_bin[48] | by_bin[44]
+    assert near(by_bin, 60) == {}
+
+
+def test_a_config_counts_only_where_it_is_known_beside_every_kind() -> None:
+    """Four channels hung beside larger products, and eight were throttled there.
+
+    Beside smaller ones nothing but NCCL's own choice was tried: that says nothing of configs.
+    """
+    hung: dict[str, Any] = {"status": "timed_out", "time_us": None, "compute_loss_us": None}
+    large: dict[str, Any] = {"interference_level": 8192.0}
+    own = (0.2, 0.21)
+    rows = [told(share, **beside) for share in own for beside in (large, {})]
+    rows += [told(0.2, interference_level=512.0)]
+    rows += [told(0.01, count) for count in (2, 4, 8)]
+    rows += [told(0.02, 2, **large), told(0.0, 4, **large, **hung)]
+    rows += [told(0.02, 8, **large, throttled=True)]
+    configs = [ABSTAIN, *(Config(Algorithm.Ring, Protocol.LL, n) for n in (2, 4, 8))]
+
+    def longest(*rows: dict[str, Any]) -> list[float]:
+        [by_bin] = losses_of(frame(*rows)).values()
+        losses = near(by_bin, size_bin(MIB))
+        lost, longer = losses_at(losses, configs)
+        job = JobTask(("AllReduce", 1, 8, 40), 100.0, 0.0, [9_000.0], losses)
+        change = change_of_task_us(longer, lost, job)
+        most: list[float] = may_take(lost, job).tolist()
+        assert np.isnan(change).tolist() == [False, *(each == 1.0 for each in most[1:])]
+        return most
+
+    one, two, four, eight = longest(*rows)
+    assert (one, two > 1.05, four, eight) == (1.0, True, 1.0, 1.0)
+    # Where all others hung, nothing is known of any.
+    failed = [told(0.0, 2, interference_level=512.0, **hung)]
+    assert longest(*rows, *failed) == [1.0] * 4
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        [],
+        [told(0.2, interference_level=8192.0, throttled=True)],
+        [told(0.2, interference_level=8192.0, time_us=None, compute_loss_us=None)],
+    ],
+    ids=["left out", "throttled", "hung"],
+)
+def test_no_config_is_taken_where_nccls_own_choice_is_unknown(own: list[dict[str, Any]]) -> None:
+    """Two channels lose little beside one kind, and much beside another, as perhaps NCCL's do."""
+    rows = [told(0.2), told(0.21), told(0.01, 2), told(0.7, 2, interference_level=8192.0), *own]
+    [by_bin] = losses_of(frame(*rows)).values()
+    losses = near(by_bin, size_bin(MIB))
+    assert json.loads(json.dumps(losses, allow_nan=False))["matmul 8192"] == {}
+    lost, longer = losses_at(losses, [ABSTAIN, Config(Algorithm.Ring, Protocol.LL, 2)])
+    job = JobTask(("AllReduce", 1, 8, 40), 100.0, 0.0, [9_000.0], losses)
+    assert may_take(lost, job).tolist() == [1.0, 1.0]
+    assert change_of_task_us(longer, lost, job).tolist() == pytest.approx([0.0, NAN], nan_ok=True)
+
+
+def test_of_two_sizes_of_one_bin_one_tells() -> None:
+    """A config that was measured at the smaller alone is not known at the larger."""
+    larger: dict[str, Any] = {"size_bytes": MIB + 4096}
+    rows = [told(0.2), told(0.01, 2), told(0.02, 4), told(0.1, **larger), told(0.03, 4, **larger)]
+    [by_bin] = losses_of(frame(*rows)).values()
+    [losses] = by_bin[size_bin(MIB)].values()
+    assert {config: loss[0] for config, loss in losses.items()} == {"": 0.1, "Ring/LL/4ch": 0.03}
+
+
+@pytest.mark.parametrize("alone", [MIB + 4096, 3 * MIB // 2], ids=str)
+@pytest.mark.parametrize("is_known", [True, False])
+def test_own_choice_alone_hides_no_size(alone: int, *, is_known: bool) -> None:
+    """Not at another size of the bin, and not in the nearest bin; also where it is unknown."""
+    rows = [told(0.2), told(0.01, 2), told(0.3, size_bytes=alone, throttled=not is_known)]
+    [by_bin] = losses_of(frame(*rows)).values()
+    for place in (MIB, alone):
+        [losses] = near(by_bin, size_bin(place)).values()
+        shares = {config: loss[0] for config, loss in losses.items()}
+        assert shares == {"": 0.2, "Ring/LL/2ch": 0.01}
+
+
+def test_what_an_h200_lost_foretells_what_its_jobs_gained() -> None:
+    """Steps of 29,706 us took 2,636, 1,826 and 1,864 us less with 1, 2 and 4 channels than with 16.
+
+    Medians of two jobs of each (tests/gpu/test_step.py, November 2026): an all-reduce of 16 MiB
+    beside eight products of edge 8,192. Of the sweep before them one of two cycles was kept.
+    """
+    table = pl.read_csv(Path(__file__).parents[1] / "data" / "h200_beside.csv")
+    plain = {"interference_kind": "matmul"}
+    rows = [
+        {**(default() if row["is_default"] else forced("Ring", "Simple")), **plain, **row}
+        for row in table.to_dicts()
+    ]
+    measured = frame(*rows)
+    [(_, by_bin)] = losses_of(measured.filter(sweep="channels")).items()
+    whole = by_bin[size_bin(64 << 20)]["matmul 8192"]
+    means = [whole[f"Ring/Simple/{count}ch"][0] for count in (1, 2, 4, 8, 16)]
+    # Not by SMs, of which 16 channels are a quarter, but by waves of tiles.
+    assert means == pytest.approx([0.01, 0.07, 0.14, 0.11, 0.16], abs=0.02)
+    step = measured.filter(sweep="step")
+    [losses] = losses_of(step).values()
+    losses_there = losses[size_bin(16 << 20)]
+    configs = [ABSTAIN, *(Config(Algorithm.Ring, Protocol.Simple, n) for n in (1, 2, 4))]
+    lost, longer = losses_at(losses_there, configs)
+    own_us = float(np.median(step.filter("is_default")["time_us"]))
+    compute_us = 8 * 2e-6 * 8192**3 / float(np.median(step["compute_alone_tflops"]))
+    task = JobTask(("AllReduce", 2, 2, 0), own_us, 0.0, [compute_us], losses_there)
+    change = change_of_task_us(longer, lost, task)
+    # What is surely gained is gained, and more; and one channel is foretold to be the best.
+    gained_us = np.array([2_636.0, 1_826.0, 1_864.0])
+    assert change[1] < -500.0
+    assert (-change[1:] < gained_us).all()
+    assert change.argmin() == 1

@@ -1,3 +1,5 @@
+"""Parts of a data set: written, read back, of other versions and damaged; and their columns."""
+
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamiccl.datasets import store
-from dynamiccl.datasets.schema import ADDED, META_VERSION, SCHEMA_VERSION
+from dynamiccl.datasets.schema import (
+    ADDED,
+    MEASUREMENTS,
+    META_SCHEMA,
+    META_VERSION,
+    SCHEMA_VERSION,
+    SCHEMAS,
+)
 from dynamiccl.datasets.store import columns_table, measurements_table, trial_id
 from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, SchemaMismatch
 from tests.calls import call, calls_table
@@ -214,3 +223,19 @@ def test_unknown_column_is_a_mistake_of_ours() -> None:
         measurements_table([default(time_ms=1.0)])
     with pytest.raises(KeyError, match="time_ms"):
         columns_table({"time_ms": pa.array([1.0])}, 1)
+
+
+SUFFIXES = ("_us", "_percent", "_bytes", "_gbytes_per_s", "_gbits_per_s", "_tflops", "_mhz")
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_names_units_and_meanings_travel_in_the_file(name: str) -> None:
+    schema = SCHEMAS[name]
+    assert schema.metadata[META_SCHEMA] == name.encode()
+    assert len(set(schema.names)) == len(schema)
+    assert all(field.metadata[b"meaning"] for field in schema)
+    units = {field.name: field.metadata[b"unit"].decode() for field in schema}
+    assert all(bool(unit) == name.endswith(SUFFIXES) for name, unit in units.items())
+    shared = [field for field in schema if field.name in MEASUREMENTS.names]
+    assert len(shared) >= 6
+    assert all(MEASUREMENTS.field(field.name).type == field.type for field in shared)

@@ -255,16 +255,12 @@ Q: Final = 0.01
 GATES: Final = 400
 
 
-def even(count: int) -> np.ndarray[Any, Any]:
-    return np.ones(count)
-
-
 def test_benjamini_and_hochberg_take_the_last_below_the_line() -> None:
     p_values = np.array([0.9, 0.001, 0.03, 0.02, 0.041])
-    assert passing(p_values, 0.05, even(5)).tolist() == [False, True, True, True, False]
-    assert passing(np.array([0.01, 0.02, 0.03, 0.04, 0.05]), 0.05, even(5)).all()
-    assert passing(np.array([0.011, 0.5]), 0.02, even(2)).tolist() == [False, False]
-    assert passing(np.zeros(0), 0.05, even(0)).tolist() == []
+    assert passing(p_values, 0.05, np.ones(5)).tolist() == [False, True, True, True, False]
+    assert passing(np.array([0.01, 0.02, 0.03, 0.04, 0.05]), 0.05, np.ones(5)).all()
+    assert passing(np.array([0.011, 0.5]), 0.02, np.ones(2)).tolist() == [False, False]
+    assert passing(np.zeros(0), 0.05, np.ones(0)).tolist() == []
     # Weights move the rate and add none.
     for weights, passed in (((1, 1), [False] * 2), ((3, 1), [True, False]), ((1, 3), [False] * 2)):
         found = passing(np.array([0.006, 0.5]), Q, 100.0 * np.array(weights))

@@ -1,22 +1,95 @@
-"""What is in it for jobs worked out by hand."""
+"""What is in it for jobs worked out by hand, and for simulated ones, whose truth is known."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
 import pytest
+from bench_job import play, table_of
 
 from dynamiccl.collect.sweep import parse_sweep
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
+from dynamiccl.datasets.schema import STEPS
+from dynamiccl.datasets.store import read
 from dynamiccl.errors import NotEnoughData, UnknownName, UserError
-from dynamiccl.evaluate.job import POLICY
-from dynamiccl.evaluate.job_calls import Gains, Measured
-from tests.calls import traced
-from tests.evaluate.jobs import RUNS, against, arm_of, exposed_job, job, stepped, steps_frame, sweep
+from dynamiccl.evaluate.job import POLICY, TABLE, Answer, Verdict, answer
+from dynamiccl.evaluate.job_calls import Gains, Job, Measured, job_of
+from dynamiccl.simulator.record_jobs import all_configs
+from dynamiccl.simulator.scenario import find_scenario
+from dynamiccl.simulator.system import Group
+from dynamiccl.simulator.systems import find_system
+from dynamiccl.simulator.workloads import WORKLOADS
+from dynamiccl.simulator.world import World
+from tests.calls import calls_frame, traced
+from tests.data_sets import make_data, sweep_text
 from tests.policies import hand_made_manifest
 from tests.rows import MIB, default, forced, frame
+
+RUNS: Final = 4
+
+
+def sweep(
+    best_us: float = 80.0, sizes: Sequence[int] = (MIB,), noise: float = 0.0, **columns: Any
+) -> pl.DataFrame:
+    """NCCL's own choice takes 100 us, Ring/LL `best_us`, Tree/LL 130, in RUNS runs each.
+
+    With `noise` run 0 has all of it in Ring/LL, and run 1 as much less.
+    """
+    rows = []
+    for size in sizes:
+        for run in range(RUNS):
+            place = {"run": f"cycle-{run}", "size_bytes": size, **columns}
+            off = 1.0 + noise * {0: 1.0, 1: -1.0}.get(run, 0.0)
+            rows += [
+                default(100.0, **place),
+                forced("Ring", "LL", best_us * off, **place),
+                forced("Tree", "LL", 130.0, **place),
+            ]
+    return frame(*rows)
+
+
+def steps_frame(count: int, step_us: float, **columns: Any) -> pl.DataFrame:
+    """Steps of one rank; what is not named is idle."""
+    plain = dict.fromkeys(("compute_us", "communication_us", "exposed_us", "idle_us"), 0.0)
+    told = {"system": "trace", "sweep": "trace", "source": "kineto", "run": "job-1", "rank": 0}
+    told |= {"source_file": "rank0.json", "step_us": step_us, **plain, **columns}
+    rows = [{**told, "step": number} for number in range(count)]
+    types = pl.Schema(STEPS)
+    return pl.DataFrame([{n: row.get(n) for n in types} for row in rows], schema=types)
+
+
+def job(
+    calls: Sequence[dict[str, Any]], steps: pl.DataFrame | None = None, ranks_per_node: int = 8
+) -> Job:
+    """The job of some calls."""
+    return job_of(calls_frame(*calls), steps, ranks_per_node)
+
+
+def stepped(each: Sequence[dict[str, Any]], count: int = 4) -> list[dict[str, Any]]:
+    """The same calls in each of `count` steps."""
+    return [{**call, "step": step} for step in range(count) for call in each]
+
+
+def exposed_job(exposed_us: float, **columns: Any) -> Job:
+    """Four steps of 1,000 us with two all-reduces of 100 us, of which so much is exposed."""
+    call = traced(0, 100.0, num_nodes=1, exposed_us=exposed_us, group="tp", **columns)
+    steps = steps_frame(
+        4, 1000.0, compute_us=1000.0 - 2 * exposed_us, communication_us=200.0,
+        exposed_us=2 * exposed_us,
+    )  # fmt: skip
+    return job(stepped([call, call]), steps)
+
+
+def against(found: Job, measured: pl.DataFrame, *chosen: Any, sm_price: float = 0.0) -> Answer:
+    """What is in it for a job by a sweep, and by a policy and its manifest where given."""
+    return answer(found, Measured(measured, None, found.nccl_version, sm_price), *chosen)
+
+
+def arm_of(found: Answer) -> Any:
+    """The arm that the verdict is about."""
+    return next(iter(found.arms.values()))
 
 
 def test_exposed_calls_save_their_share_of_the_step() -> None:
@@ -348,3 +421,45 @@ def test_a_slow_call_is_exposed(
     # Of longer calls compute gets back nothing that it may keep.
     assert low - 0.05 < step.low < low + 0.005
     assert found.told["verdict"] != "gain"
+
+
+SWEEP = sweep_text(
+    system='"h100-ib-simulated"',
+    collectives='["AllReduce"]',
+    sizes='{ min = "64K", max = "64M" }',
+    cycles=5,
+    seed="5\nnoise_sigma = 0.02",
+)
+
+
+@pytest.fixture(name="known", scope="module")
+def known_fixture(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    return Measured(read(make_data(tmp_path_factory.mktemp("sweep") / "store", SWEEP)), None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "scenario", "verdict"),
+    [
+        ("decode", "quiet", "gain"),
+        ("decode", "shared-node", "gain"),
+        ("lora", "quiet", "nothing"),
+        ("ddp", "quiet", "nothing"),
+    ],
+)
+def test_truth_is_in_interval(name: str, scenario: str, verdict: Verdict, known: Measured) -> None:
+    system = find_system("h100-ib")
+    workload = WORKLOADS[name](Group(4, 8))
+    around = find_scenario(scenario).model_copy(update={"first_use_us": 0.0})
+    world = World(system, workload, all_configs(system, workload), around)
+    own = play(world, np.zeros(len(world.keys), dtype=np.int64), 7, 600)
+    found = answer(job_of(own.calls, own.steps, 8), known)
+    played = play(world, table_of(found, world), 7, 600)
+    arm = found.arms[TABLE]
+    assert found.told["verdict"] == verdict
+    assert arm.step is not None
+    truths = (
+        (arm.communication, 1.0 - played.communication_us / own.communication_us),
+        (arm.step, 1.0 - played.job_us / own.job_us),
+    )
+    for told, truth in truths:
+        assert told.low - 1e-9 <= truth <= told.high + 1e-9

@@ -1,24 +1,32 @@
-"""A training run on simulated data: what was learned, export, and what MLflow shows of it."""
+"""A training run: what was learned, what MLflow shows, and one that was killed and goes on."""
 
 import json
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import mlflow
 import pytest
+import torch
+from mlflow import MlflowClient
 
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.datasets.store import content_hash
-from dynamiccl.errors import MissingPath, NotEnoughData, UserError
+from dynamiccl.errors import CorruptFile, MissingPath, NotEnoughData, UserError
 from dynamiccl.train import DEFAULT_TRACKING_URI, tracking
-from dynamiccl.train.fit import fit
-from dynamiccl.train.recipe import make_recipe
+from dynamiccl.train.fit import FitSummary, fit, resume
+from dynamiccl.train.loop import read_state, write_state
+from dynamiccl.train.policy import load_script
+from dynamiccl.train.recipe import Recipe, make_recipe
+from dynamiccl.train.tracking import Run
 from tests.conftest import Trained
-from tests.data_sets import make_data, sweep_text
+from tests.data_sets import SWEEP, make_data, sweep_text
 from tests.stores import new_store, uri_of
 
 
@@ -138,3 +146,147 @@ def test_trials_that_log_the_same_data_at_once_all_do(tmp_path: Path) -> None:
     with ThreadPoolExecutor(len(runs)) as pool:
         for number in range(3):
             list(pool.map(log, runs, [f"{number:012x}"] * len(runs)))
+
+
+class Killed(Exception):
+    """Raised to end a run between two epochs."""
+
+
+def broken_run(data: Path, uri: str, recipe: Recipe, *, at: int, seed: int = 0) -> str:
+    """The id of a run that ended after step `at`, the only one in the experiment `broken`."""
+
+    def stop(step: int, _steps: int, _metrics: dict[str, float]) -> None:
+        if step == at:
+            raise Killed
+
+    with pytest.raises(Killed):
+        fit(data, recipe, experiment="broken", tracking_uri=uri, seed=seed, progress=stop)
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("broken")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    return str(run.info.run_id)
+
+
+SETTINGS = ["steps=60", "steps_per_epoch=10", "hidden_sizes=16", "num_members=2"]
+EPOCHS = list(range(10, 61, 10))
+
+
+def curve(uri: str, run_id: str, name: str) -> list[tuple[int, float]]:
+    history = MlflowClient(uri).get_metric_history(run_id, name)
+    return [(metric.step, metric.value) for metric in history]
+
+
+def run_ids(uri: str) -> list[str]:
+    client = MlflowClient(uri)
+    ids = [found.experiment_id for found in client.search_experiments()]
+    return [run.info.run_id for run in client.search_runs(ids)]
+
+
+def whole_run(data: Path, uri: str, recipe: Recipe) -> FitSummary:
+    return fit(data, recipe, experiment="whole", tracking_uri=uri, seed=3)
+
+
+def assert_same_policy(*directories: str) -> None:
+    first, second = (
+        load_script(Path(each) / "policy/policy.pt").state_dict() for each in directories
+    )
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_curve_and_weights_are_of_a_whole_run(data_dir: Path, tmp_path: Path) -> None:
+    uri, chosen = new_store(tmp_path), make_recipe("cql", [*SETTINGS, "window_encoder=lstm"])
+    broken = broken_run(data_dir, uri, chosen, at=40, seed=3)
+    resumed = resume(data_dir, broken, tracking_uri=uri)
+    assert resumed.run_id == broken
+    assert run_ids(uri) == [broken]
+    assert MlflowClient(uri).get_run(broken).info.status == "FINISHED"
+    assert not (Path(resumed.run_directory) / "state.pt").exists()
+    whole = whole_run(data_dir, uri, chosen)
+    for name in ("loss", "validation_regret"):
+        wanted = curve(uri, whole.run_id, name)
+        assert [step for step, _ in wanted] == EPOCHS
+        assert curve(uri, resumed.run_id, name) == wanted
+    for field in ("best_step", "validation_regret", "abstain_margin", "counts"):
+        assert getattr(resumed, field) == getattr(whole, field)
+    assert_same_policy(whole.run_directory, resumed.run_directory)
+
+
+def test_metrics_come_late(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri, log = new_store(tmp_path), Run.log
+
+    def stop(run: Run, metrics: Mapping[str, float] = {}, **how: Any) -> None:
+        if "loss" in metrics:
+            raise Killed
+        log(run, metrics, **how)
+
+    monkeypatch.setattr(Run, "log", stop)
+    with pytest.raises(Killed):
+        whole_run(data_dir, uri, make_recipe("ddqn-dueling", SETTINGS))
+    monkeypatch.undo()
+    (run_id,) = run_ids(uri)
+    assert curve(uri, run_id, "loss") == []
+    resume(data_dir, run_id, tracking_uri=uri)
+    assert [step for step, _ in curve(uri, run_id, "loss")] == EPOCHS
+
+
+def test_a_run_without_an_epoch_begins_again(data_dir: Path, tmp_path: Path) -> None:
+    uri, place = new_store(tmp_path), "dynamiccl.train.fit._Training.train"
+    recipe = make_recipe("gaussian-process", SETTINGS)
+    with mock.patch(place, side_effect=Killed), pytest.raises(Killed):
+        whole_run(data_dir, uri, recipe)
+    (run_id,) = run_ids(uri)
+    resumed = resume(data_dir, run_id, tracking_uri=uri)
+    assert resumed.run_id == run_id
+    assert not list((tmp_path / "mlruns").rglob("state.pt"))
+    assert_same_policy(resumed.run_directory, whole_run(data_dir, uri, recipe).run_directory)
+
+
+def test_what_cannot_be_resumed_says_why(data_dir: Path, tmp_path: Path) -> None:
+    uri = new_store(tmp_path)
+    broken = broken_run(data_dir, uri, make_recipe("ddqn-dueling", SETTINGS), at=10, seed=3)
+    other = make_data(tmp_path / "other", SWEEP.replace("seed = 3", "seed = 4"))
+    with pytest.raises(UserError, match="is not what run"):
+        resume(other, broken, tracking_uri=uri)
+    (state,) = (tmp_path / "mlruns").rglob("state.pt")
+    facts = read_state(state)["facts"]
+    write_state(state, facts=facts | {"recipe": facts["recipe"] | {"reward_scale": 1.0}})
+    with pytest.raises(CorruptFile, match=r"\(reward_scale\): finish it with the release that"):
+        resume(data_dir, broken, tracking_uri=uri)
+    torch.save({"version": 0, "facts": facts}, state)
+    with pytest.raises(CorruptFile, match="has version 0"):
+        resume(data_dir, broken, tracking_uri=uri)
+    state.write_bytes(b"nothing of the kind")
+    with pytest.raises(CorruptFile, match="not the state"):
+        resume(data_dir, broken, tracking_uri=uri)
+    state.unlink()
+    with pytest.raises(MissingPath, match="begin anew"):
+        resume(data_dir, broken, tracking_uri=uri)
+    with pytest.raises(UserError, match="id=0123456789abcdef not found"):
+        resume(data_dir, "0123456789abcdef", tracking_uri=uri)
+    done = whole_run(data_dir, uri, make_recipe("ddqn-dueling", SETTINGS))
+    with pytest.raises(UserError, match="has finished"):
+        resume(data_dir, done.run_id, tracking_uri=uri)
+
+
+def test_what_does_not_learn_from_records_trains_without_d3rlpy(data_dir: Path) -> None:
+    code = """
+import sys
+sys.modules["d3rlpy"] = None  # an import of it fails
+from pathlib import Path
+import dynamiccl.train.online, dynamiccl.train.study, dynamiccl.train.trigger_fit
+from dynamiccl.train.cautious_fit import fit_tables
+from dynamiccl.train.data import load_data
+print(fit_tables(load_data(Path(sys.argv[1]), 0, with_costs=True), alpha=0.1)[2]['prior_widened'])
+try:
+    import dynamiccl.train.offline
+except ImportError as error:
+    print(error)
+"""
+    words = [sys.executable, "-P", "-c", code, str(data_dir)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    tables, refused = done.stdout.splitlines()
+    assert float(tables) >= 1.0
+    assert "d3rlpy" in refused
