@@ -86,6 +86,15 @@ def test_secrets_are_not_kept(tmp_path: Path) -> None:
     assert not [secret for secret in secrets if any(secret in text for text in stored)]
 
 
+def test_what_a_config_leaves_out_is_the_usual(tmp_path: Path) -> None:
+    _, [row, *_] = imported(tmp_path / "a.json", changed(config={}))
+    assert (row["launch_profile"], row["is_default"], row["num_ranks"]) == ("default", True, None)
+    unusual = {"graph": 1, "unalign": 1, "aggregated_iterations": 2}
+    (tmp_path / "b").mkdir()
+    _, rows = imported(tmp_path / "b" / "b.json", changed(config=unusual))
+    assert {row["launch_profile"] for row in rows} == {"agg_iters=2,graph=1,unalign=1"}
+
+
 def row(**keys: Any) -> dict[str, Any]:
     return {"results": [{"size": 8, **keys}]}
 
