@@ -9,6 +9,7 @@ Build it on a machine like those that will run it: it must fit the C library the
 import argparse
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -40,7 +41,14 @@ def build_plugin(
     Raises PluginError with the end of what a failed tool said, and MachineError without torch.
     """
     cmake, ninja = find_tool("cmake"), find_tool("ninja")
-    #   CXX  the plugin's C++ compiler. Default: c++, g++ or clang++.
+    #   CXX  the C++ compiler of the plugin. Default: c++, g++ or clang++.
+    named = os.environ.get("CXX", "").split()[:1]
+    if not any(shutil.which(name) for name in named or ["c++", "g++", "clang++"]):
+        tried = named[0] if named else "c++, g++ and clang++"
+        raise PluginError(
+            f"no C++ compiler: {tried} not found; install g++ 9 or later (or clang 10), or name "
+            "one in the environment variable CXX"
+        )
     options += (
         f"-DCMAKE_MAKE_PROGRAM={ninja}",
         f"-DDYNAMICCL_TORCH={find_torch() if torch else ''}",
