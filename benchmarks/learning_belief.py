@@ -16,6 +16,7 @@ A place is size x A + config of a table of S sizes and A configs, NCCL's own cho
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -106,8 +107,8 @@ def upper(rows: Sequence[Row], under: str) -> float:
 # --- to probe and to choose ---
 
 
-def costs_of(table: Table) -> Floats:
-    """(S, 21) NCCL's log costs of its cells; NaN where the table has none."""
+def costs_of(table: Table, *_: object) -> Floats:
+    """(S, 21) NCCL's log costs of its cells, whatever is asked; NaN where the table has none."""
     found = np.full((len(table.sizes_bytes), len(CELLS)), -np.inf)
     for column, cell in zip(found.T, CELLS, strict=True):
         is_it = (table.cells == cell).all(axis=-1)
@@ -265,17 +266,15 @@ def swept(table: Table, seed: int, looks: Sequence[int]) -> list[Row]:
         sizes=Sizes(list=table.sizes_bytes),
         strategy=StrategySettings(kind="adaptive", seed=seed),
     )
-    there = np.argwhere(np.isfinite(table.log_time_us)).tolist()
     trials = {
         (size, action): Trial(setting, table.sizes_bytes[size], table.configs[action])
-        for size, action in there
+        for size, action in np.argwhere(np.isfinite(table.log_time_us)).tolist()
     }
     log_us = {trial.key: table.log_time_us[place] for place, trial in trials.items()}
     action_of = {config: action for action, config in enumerate(table.configs)}
     [tasks] = tasks_of(list(trials.values())).values()
-    costs = costs_of(table)
-    strategy = make_strategy(file, list(trials.values()), lambda *_: costs)
-    random = np.random.default_rng(seed)
+    costs = partial(costs_of, table)
+    strategy, random = make_strategy(file, [*trials.values()], costs), np.random.default_rng(seed)
     history, chosen = list[Outcome](), [(0, np.zeros(len(tasks), np.int64))]
     for number in itertools.count():
         picks = strategy.next_picks(number, history)
@@ -329,11 +328,12 @@ def _shipped_figures() -> dict[str, Any]:
     jobs = [(t, s, "worth", LOOKS) for s in range(SEEDS) for each in tables.values() for t in each]
     rows = in_parallel(play, jobs)
     found: dict[str, Any] = {}
-    for (name, of_system), choose in itertools.product(tables.items(), ("belief", "expected")):
+    heads = {"belief": "probes", "expected": "expected_probes"}
+    for (name, of_system), (choose, head) in itertools.product(tables.items(), heads.items()):
         names = {table.name for table in of_system}
         mine = [row for row in of(rows, choose=choose) if row["world"] in names]
         found |= with_interval(
-            f"{'expected_' * (choose == 'expected')}probes_to_2pct_{name}",
+            f"{head}_to_2pct_{name}",
             [{"rows": part} for part in by(mine, "world", "seed").values()],
             lambda drawn: probes_within([row for part in drawn for row in part["rows"]]),
         )

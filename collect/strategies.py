@@ -216,10 +216,7 @@ class Adaptive:
         epsilon = self._settings.epsilon
         for setting, members in self._tasks.items():
             # NCCL logs its costs in the first round.
-            asked = self._costs if number else None
-            sizes_bytes = [setting.benchmark_bytes(task.size_bytes) for task in members]
-            costs = asked and asked(setting, sizes_bytes)
-            found = believe(members, before, costs)
+            found = believe(members, before, self._costs if number else None)
             random = np.random.default_rng(seed_of(*self._seed, number, setting.key))
             if self._is_sure(found, random):
                 continue
@@ -307,9 +304,9 @@ class Believed(NamedTuple):
 
 
 def believe(
-    tasks: Sequence[TaskTrials], history: Sequence[Outcome], costs: Floats | None = None
+    tasks: Sequence[TaskTrials], history: Sequence[Outcome], costs: Costs | None = None
 ) -> Believed:
-    """The belief about a setting, by NCCL's costs (S, 21) where they are known."""
+    """The belief about a setting, by NCCL's costs where they are known."""
     configs = (ABSTAIN, *dict.fromkeys(t.config for task in tasks for t in task.candidates))
     number = {config: action for action, config in enumerate(configs)}
     trials = {
@@ -332,7 +329,9 @@ def believe(
     places = np.array([size * len(configs) + action for size, action in seen], dtype=np.int64)
     log_us, variance, repeats = np.array([*seen.values()]).reshape(-1, 3).T
     grid = Grid(log2_sizes, configs)
-    prior = prior_of(grid if costs is None else grid.with_costs(costs))
+    if costs is not None:
+        grid = grid.with_costs(costs(tasks[0].setting, sizes_bytes))
+    prior = prior_of(grid)
     doubtful = doubted(prior, places, log_us, variance, repeats)
     failed = {outcome.trial_key for outcome in history if not outcome.ok}
     failures = Counter(trial.config for trial in trials.values() if trial.key in failed)

@@ -1,6 +1,6 @@
 """The history of a task key: its past calls, the features of them, and estimates of the network.
 
-A feature of the past is defined once, in `_WINDOW` or `_HISTORY`, as a function of `Past`, whose
+A feature of the past is defined once, in `WINDOW` or `HISTORY`, as a function of `Past`, whose
 arrays are numpy's or torch's: `serve/brain_module.py` is exported with the policy.
 
 EBB, BtlBw, RTprop and their product, the BDP, are those of BBR, in the terms of NetSenseML, section
@@ -153,15 +153,6 @@ class Columns:
     of: Callable[[Past], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryColumns:
-    """All window and history features, in order."""
-
-    window: tuple[Columns, ...]
-    #: All zero where the window has no call.
-    history: tuple[Columns, ...]
-
-
 def features_of(columns: Sequence[Columns]) -> tuple[Feature, ...]:
     """All their features, in order."""
     return tuple(feature for each in columns for feature in each.features)
@@ -228,7 +219,7 @@ _CONFIG_USED: Final = (
     ),
 )
 
-_WINDOW: Final = (
+WINDOW: Final = (
     _column("valid", "0/1", "0 = padding", lambda past: past.xp.ones_like(past.time_us)),
     _column("log2_time", "log2 us", "completion time", lambda past: past.xp.log2(past.time_us)),
     _column(
@@ -247,7 +238,8 @@ _WINDOW: Final = (
     ),
 )
 
-_HISTORY: Final = (
+#: All zero where the window has no call.
+HISTORY: Final = (
     _column(
         "last_known",
         "0/1",
@@ -291,22 +283,21 @@ _HISTORY: Final = (
     ),
 )
 
-HISTORY_COLUMNS: Final = HistoryColumns(_WINDOW, _HISTORY)
-WINDOW_FEATURES: Final = features_of(_WINDOW)
-HISTORY_FEATURES: Final = features_of(_HISTORY)
+WINDOW_FEATURES: Final = features_of(WINDOW)
+HISTORY_FEATURES: Final = features_of(HISTORY)
 WINDOW_COLUMN: Final = positions(WINDOW_FEATURES)
 
 
 def history_features(
-    calls: CallColumns, valid: npt.NDArray[np.bool_], columns: HistoryColumns = HISTORY_COLUMNS
+    calls: CallColumns, valid: npt.NDArray[np.bool_]
 ) -> tuple[Float32Array, Float32Array]:
     """Windows (N, K, W) and history (N, H) of right-aligned calls; 0 where not `valid` (N, K)."""
     times = {name: getattr(calls, name).astype(np.float64) for name in ("time_us", "skew_us")}
     past = Past(np, replace(calls, **times), valid)
-    window = feature_rows(columns.window, past, valid.shape)
+    window = feature_rows(WINDOW, past, valid.shape)
     window[~valid] = 0.0
     known = valid[:, -1]
-    history = feature_rows(columns.history, past, known.shape)
+    history = feature_rows(HISTORY, past, known.shape)
     history[~known] = 0.0
     return window, history
 

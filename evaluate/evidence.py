@@ -21,7 +21,8 @@ from dynamiccl.datasets.costs import COST_KEY, log_costs, read_costs
 from dynamiccl.datasets.manifest import SHAPE_COLUMNS, Support
 from dynamiccl.datasets.questions import cold_tasks
 from dynamiccl.datasets.splits import with_split
-from dynamiccl.nccl import Algorithm, Collective, Protocol
+from dynamiccl.drawn_worlds import CELLS
+from dynamiccl.nccl import Collective
 from dynamiccl.sizes import bin_center_bytes
 
 #: Independent runs of each config that a test needs.
@@ -242,13 +243,8 @@ class FreshRuns:
             return [None] * len(bins)
         sizes = [bin_center_bytes(each) for each in bins]
         times = log_costs(cold_tasks(support, Collective.parse(collective), sizes), self._costs)
-        cheapest = np.where(np.isnan(times), np.inf, times).argmin(axis=1)
-        names = [(a.wire, p.wire) for a in Algorithm for p in Protocol]
-        best = [names[cell] for cell in cheapest]
-        return [
-            None if np.isnan(of_size).all() else found
-            for of_size, found in zip(times, best, strict=True)
-        ]
+        names = [(algorithm.wire, protocol.wire) for algorithm, protocol in CELLS]
+        return [None if np.isnan(each).all() else names[np.nanargmin(each)] for each in times]
 
 
 def costs_of(*data_dirs: Path) -> pl.DataFrame:

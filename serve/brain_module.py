@@ -22,7 +22,6 @@ from torch import nn
 
 from dynamiccl.datasets import history
 from dynamiccl.datasets.features import HISTORY_SLICE
-from dynamiccl.datasets.history import HISTORY_COLUMNS
 from dynamiccl.datasets.questions import ColdQuestions
 from dynamiccl.nccl import MAX_CHANNELS, NUM_TUNED_COLLECTIVES, Algorithm, Config, Protocol
 from dynamiccl.schedule import config_columns
@@ -39,17 +38,13 @@ MAX_STREAMS: Final = 4096
 class HistoryFeatures(nn.Module):
     """(calls_NKC float64) -> (window_NKW, history_NH); traced, for it cannot be scripted."""
 
-    def __init__(self, columns: history.HistoryColumns) -> None:
-        super().__init__()
-        self.columns = columns
-
     def forward(self, calls_NKC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Calls are right-aligned, oldest first; a row whose `valid` is 0 is padding."""
         valid, *facts = calls_NKC.unbind(2)
         past = history.Past(torch, history.CallColumns(*facts), valid > 0.5)
-        window_NKW = torch.cat([_computed(past, each) for each in self.columns.window], dim=2)
+        window_NKW = torch.cat([_computed(past, each) for each in history.WINDOW], dim=2)
         window_NKW = torch.where(past.valid.unsqueeze(2), window_NKW, 0.0)
-        history_NH = torch.cat([_computed(past, each) for each in self.columns.history], dim=1)
+        history_NH = torch.cat([_computed(past, each) for each in history.HISTORY], dim=1)
         history_NH = torch.where(past.valid[:, -1:], history_NH, 0.0)
         return window_NKW.to(torch.float32), history_NH.to(torch.float32)
 
@@ -60,11 +55,11 @@ def _computed(past: history.Past, columns: history.Columns) -> torch.Tensor:
     return found.unsqueeze(-1) if len(columns.features) == 1 else found
 
 
-def traced_features(columns: history.HistoryColumns = HISTORY_COLUMNS) -> Any:
+def traced_features() -> Any:
     """`HistoryFeatures` as TorchScript, for any number of windows."""
     example = torch.ones(2, history.WINDOW_LENGTH, len(CALL_COLUMNS), dtype=torch.float64)
     with ignored_deprecation():
-        return torch.jit.trace(HistoryFeatures(columns), example)  # type: ignore[no-untyped-call]
+        return torch.jit.trace(HistoryFeatures(), example)  # type: ignore[no-untyped-call]
 
 
 class Watcher(nn.Module):
