@@ -16,30 +16,35 @@ from tests.serve.conftest import libnccl_fixture as libnccl_fixture  # noqa: PLC
 from tests.serve.jobs.arbiter import is_gone
 from tests.serve.jobs.setting import FIRST, write_artifact, write_machine
 
-#: What a rank shows. It stays until four are in the folder MET, if there is one, since the arbiter
-#: ends with the first host's ranks; and waits for all of its children, of which it has none.
-SHOW = """
+#: Until four ranks are in the folder MET, if given: the arbiter ends with the first host's ranks.
+STAY = """
 import os, time
-names = ("JOB", "HOST", "ARBITER")
-print(os.uname().nodename, *(os.environ.get("DYNAMICCL_" + name) for name in names))
 folder, until = os.environ.get("MET"), time.monotonic() + 60
 if folder:
     open(folder + "/" + os.uname().nodename + str(os.getpid()), "w").close()
     while len(os.listdir(folder)) < 4 and time.monotonic() < until:
         time.sleep(0.05)
+"""
+#: What a rank shows. It waits for all of its children, of which it has none.
+SHOW = f"""
+import os
+names = ("JOB", "HOST", "ARBITER")
+print(os.uname().nodename, *(os.environ.get("DYNAMICCL_" + name) for name in names))
+{STAY}
 try:
     os.wait()
 except ChildProcessError:
     pass
 """
 #: A rank of one communicator, which calls the tuner as NCCL does, and says what that logged.
-MAKE = """
+MAKE = f"""
 import ctypes, os, sys
 from pathlib import Path
 from tests.serve.abi import TunerPlugin
 ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)  # whose release the tuner asks for
 with TunerPlugin(Path(os.environ["NCCL_TUNER_PLUGIN"])).communicator(4, 2) as made:
     print("|".join(made.lines))
+{STAY}
 """
 Start = Callable[..., list[list[str]]]
 
@@ -97,7 +102,9 @@ def test_ranks_of_two_nodes_take_one_table_or_none(
         "MASTER_ADDR": "10.78.0.1",
         "DYNAMICCL_ARTIFACT": str(write_artifact(tmp_path / "tables", FIRST, [(2, 4)])),
         "DYNAMICCL_TEST_ROOT": str(write_machine(tmp_path / "machine")),
+        "MET": str(tmp_path / "met"),
     }
+    (tmp_path / "met").mkdir()
     spoil = '[ "$SLURM_PROCID" != 3 ] || export DYNAMICCL_ARTIFACT=/none; ' if spoilt else ""
     rank = ("sh", "-c", f'{spoil}exec "$0" "$@"', program, sys.executable, "-c", MAKE, str(libnccl))
     done = slurm.run(("srun", "-N2", "--ntasks-per-node=2", *rank), env)

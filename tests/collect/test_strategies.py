@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from dynamiccl.collect import schedule, strategies
 from dynamiccl.collect.grid import LaunchProfile, Setting, Trial
-from dynamiccl.collect.run import run_sweep
-from dynamiccl.collect.simulated import SimulatorRunner
+from dynamiccl.collect.simulated import simulate
 from dynamiccl.collect.strategies import Outcome, Strategy
-from dynamiccl.collect.sweep import Sweep
+from dynamiccl.collect.sweep import Sweep, sweep_text
 from dynamiccl.datasets.store import part_paths
 from dynamiccl.drawn_worlds import Grid
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
@@ -197,16 +196,12 @@ def test_it_ends_early_with_fewer_measurements_than_the_grid() -> None:
 
 
 def test_what_nccl_logs_in_the_first_round_is_believed_from_the_second_on(tmp_path: Path) -> None:
-    text = GRID | {"strategy": '{ kind = "adaptive", max_rounds = 1 }', "cycles": "1"}
-    made = sweep(**text)
+    made = adaptive(", max_rounds = 1", cycles="1")
     costs = strategies.logged_costs(made.file, tmp_path)
     [setting] = strategies.tasks_of(made.trials)
     sizes = sorted({trial.size_bytes for trial in made.trials})
     assert np.isnan(costs(setting, sizes)).all()
-    runner = SimulatorRunner(made.file, tmp_path)
-    run_sweep(
-        made, strategies.make_strategy(made.file, made.trials), runner, tmp_path, resume=False
-    )
+    simulate(sweep_text(made.file), tmp_path)
     log_us = costs(setting, sizes)
     # Of AllReduce on several nodes NCCL has Tree and Ring, by three protocols.
     ring_and_tree = log_us[:, :6]

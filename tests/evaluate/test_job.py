@@ -143,10 +143,9 @@ def test_a_config_may_be_best_where_it_was_not_measured() -> None:
     rows = []
     for size, run in product((MIB // 2, MIB, 2 * MIB), range(RUNS)):
         place = {"size_bytes": size, "run": f"cycle-{run}"}
-        rows.append(default(100.0, **place))
-        rows += [forced("Ring", "LL", 99.0, channels=n, **place) for n in (1, 2)]
-        if size != MIB:
-            rows.append(forced("Ring", "LL", 60.0, channels=4, **place))
+        others = (forced("Ring", "LL", 99.0, channels=n, **place) for n in (1, 2))
+        rows += [default(100.0, **place), *others]
+        rows += [forced("Ring", "LL", 60.0, channels=4, **place)] if size != MIB else []
     found = against(exposed_job(100.0), frame(*rows))
     assert arm_of(found).communication.mean == pytest.approx(0.4, rel=0.1)
 

@@ -325,12 +325,11 @@ def test_at_a_new_shape_a_gain_is_over_the_cell_that_nccl_would_choose() -> None
     ]
     made = Tables(tables, differences=(0.1, 1.0), elsewhere=2.5)
     place = torch.tensor([[20.0, 3.0, 3.0]], dtype=torch.float64)
-    unknown = float("nan")
     for costs, wanted in (
         ([0.0, -0.5, 0.0], [0.3, 0.0]),  # its own is action 2
         ([0.0, 0.0, -0.5], [0.0, -0.3]),  # action 1
         ([0.0, -0.001, 0.0], [0.0, -0.3]),  # either
-        ([unknown] * 3, [0.4, 0.1]),
+        ([math.nan] * 3, [0.4, 0.1]),
         ([0.0, -0.5, -0.5], [0.4, 0.1]),  # none that was measured
     ):
         gain = made(place, torch.tensor([costs], dtype=torch.float64))[0]
