@@ -13,11 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from bench_health import rows
 
 from dynamiccl.datasets import store
 from dynamiccl.datasets.store import measurements_table
 from tests.cli.conftest import COMMANDS, LOG_ROW, MODULES, ROOT, Shell, refused
+from tests.collect.clusters import rows
 from tests.conftest import Trained
 
 HEAD = "# Collective test starting: all_reduce_perf\n# nThread 1 nGpus 8 minBytes 8 maxBytes 64\n"

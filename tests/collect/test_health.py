@@ -4,10 +4,10 @@ import itertools
 
 import polars as pl
 import pytest
-from bench_health import rows
 
 from dynamiccl.collect.health import Report, examine
 from dynamiccl.errors import NotEnoughData
+from tests.collect.clusters import rows
 from tests.rows import default, frame
 
 
