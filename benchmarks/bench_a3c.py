@@ -16,7 +16,6 @@ Parts, with the sections of the paper:
 """
 
 import itertools
-import json
 import os
 import sys
 import time
@@ -215,7 +214,6 @@ def rates() -> Found:
         "rates_good_from": float(good.min()),
         "rates_good_to": float(good.max()),
         "rates_below_0": float(np.mean(found < 0.0)),
-        "rates_scores": json.dumps(found.round(3).tolist()),
     }
 
 

@@ -60,8 +60,6 @@ HELD: Final = ("held", "held_kept", "held_0", "held_0_kept")
 SWEEPS: Final = 10
 #: Settings of ours were chosen on sweeps 0 to 2 and 500 to 524.
 JUDGED_FROM: Final = 100
-
-
 REPEATS: Final = 3
 #: Noise alone: a rule is judged by what it settles on, not by what changes cost.
 QUIET: Final = find_scenario("quiet").model_copy(update={"switch_us": 0.0, "first_use_us": 0.0})
@@ -73,7 +71,7 @@ SPREAD: Final = 0.67 * QUIET.jitter.sigma
 #: the compute of the rows is not the job's and loses another share, and the compute beside a call
 #: does not take as long as in the trace in every iteration. Ours draws both.
 OTHER_COMPUTE, OTHER_ITERATION = 0.3, 0.1
-SLACKS: Final = {"call": 0.0, "slack_1": 0.01, "slack_5": 0.05, "slack_10": 0.1}
+SLACKS: Final = {"call": 0.0, "slack_5": 0.05}
 
 
 @dataclass(frozen=True, slots=True)

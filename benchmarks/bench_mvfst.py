@@ -8,7 +8,7 @@ of the paper:
 * `blocking` (figure 1): calls of a job that waits for each decision, every 100 ms, against one that
   goes on meanwhile, both under an oracle that knows the state when it is asked.
 * `unseen` (figure 3b): policies of one world in others, with mean and 95th percentile of the times
-  of calls over NCCL's own choice in quiet; a table and a threshold rule beside.
+  of calls over NCCL's own choice in quiet; a threshold rule beside.
 * `history` (figure 3c to e): the policy sees the last 0 to 20 decisions, which are moves on the
   counts of channels, in force 1 or 4 rounds later; with and without an LSTM. Two sizes of
   `megatron` on a B300 node that others use; a channel has a price.
@@ -211,9 +211,7 @@ def unseen() -> Found:
             judge = Judge(setting, recipe, play.JUDGED + 1 + seed)
             contenders: dict[str, Callable[[RoundEnv], Actions]] = {
                 "nccl": lambda env: np.zeros(env.shape, dtype=np.int64),
-                "quiet": partial(best_fixed, 0.0),
                 "rule": partial(threshold_rule, best[0], best[1], {}),
-                "oracle": lambda env: env.costs().argmin(2),
             }
             played = {name: judge.play(rule) for name, rule in contenders.items()}
             played |= {name: judge.watch(network) for name, network in trained.items()}
@@ -253,7 +251,6 @@ def price() -> Found:
             network, judge = learned(replace(CHANNELS, price=cost), 1, seed)
             for name, env in (
                 ("learned", judge.watch(network)),
-                ("oracle", judge.play(lambda env: env.costs().argmin(2))),
                 ("fixed", judge.play(partial(best_fixed, cost))),
             ):
                 time = float((np.stack(env.took) / env.tables.reference_us).mean())

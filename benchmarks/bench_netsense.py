@@ -8,7 +8,7 @@ Needs root and iproute2.
     digits      all methods that do not adapt train a convolutional net, seed by seed, not shaped,
                 since what they compute does not depend on it (Table 1: accuracy), and a few steps
                 under each rate; NetSense trains under each: time to accuracy, convergence time
-    throughput  step times of a net of 46 MB at each rate and not shaped (scenario 1)
+    throughput  step times of a net of 46 MB at each rate (scenario 1)
     changing    46 MB: 2,000 to 200 Mbit/s on all links (scenario 2); 500 Mbit/s with a competitor
                 every other eight steps (scenario 3)
 
@@ -167,17 +167,17 @@ def digits(network: Network, job: Job) -> Kept:
 def throughput(network: Network, job: Job) -> Kept:
     """Of a few steps by rate and method."""
     found: Kept = {}
-    for rate in (*RATES, None):
+    for rate in RATES:
         network.shape(rate)
         runs = dict.fromkeys((*RIVALS, "static-0.01"), TIMED[0]) | {OURS: ADAPTIVE[0]}
         steps = {m: job.run(model="wide", method=m, steps=n) for m, n in runs.items()}
         late = {m: s[-(ADAPTIVE if m == OURS else TIMED)[1] :] for m, s in steps.items()}
-        at, times = rate or "unshaped", {m: median_of("seconds", s) for m, s in late.items()}
+        times = {m: median_of("seconds", s) for m, s in late.items()}
         for method, its in times.items():
-            found[f"wide_samples_per_s_{method}_{at}"] = RANKS * BATCH / its
-            found[f"wide_over_{method}_{at}"] = its / times[OURS]
-            found[f"wide_lost_{method}_{at}"] = fmean(step["lost"] for step in late[method])
-        found[f"wide_ratio_{at}"] = median_of("ratio", late[OURS])
+            found[f"wide_samples_per_s_{method}_{rate}"] = RANKS * BATCH / its
+            found[f"wide_over_{method}_{rate}"] = its / times[OURS]
+            found[f"wide_lost_{method}_{rate}"] = fmean(step["lost"] for step in late[method])
+        found[f"wide_ratio_{rate}"] = median_of("ratio", late[OURS])
     return found
 
 

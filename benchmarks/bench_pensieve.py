@@ -9,8 +9,8 @@ NCCL's communication time without connecting. Intervals are over seeds, machines
 
 * history: 0 to 16 past calls (section 5.4, figure 14), at the scenario's noise of a call (3 %) and
   at ten times that; and how many seeds would tell two lengths apart.
-* rivals: robust MPC over the belief (section 2; Yin et al. 2015), MPC, a threshold rule, a table,
-  an oracle as late; rules are set on other seeds. At b300 up to 100 ms late, too (5.5).
+* rivals: robust MPC over the belief (section 2; Yin et al. 2015), MPC, a threshold rule, an oracle
+  as late; rules are set on other seeds. At b300 up to 100 ms late, too (5.5).
 * weights: lambda_switch and lambda_cong of the proposal's reward, by search on other seeds.
 * machines: a machine's table on another, after 0 to 40 probes, against a whole sweep of that other
   (section 5.3); and the simulator's choices on published repeats.
@@ -259,9 +259,8 @@ def rival_rows(place: str, seed: int, latencies_ms: Sequence[float]) -> dict[str
     """The gain of each player, by latency."""
     world, tables = world_of(place), believed(world_of(place), PLACES[place][4], seed)
     of_rule, forget = settings_of(place)
-    quiet, learned = tables[0].argmin(axis=1), learn(world, 8, seed)
+    learned = learn(world, 8, seed)
     makers: dict[str, Callable[[], Choose]] = {
-        "table": lambda: lambda view: np.tile(quiet, (len(view.calls), 1)),
         "rule": lambda: rule(tables, **of_rule),
         "mpc": lambda: mpc(world, tables, forget, robust=False),
         "robust_mpc": lambda: mpc(world, tables, forget, robust=True),

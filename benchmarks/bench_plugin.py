@@ -5,15 +5,14 @@
 `getcollinfo_*`: one getCollInfo, which every collective pays on the host. A table of all size bins,
 a quarter of them NCCL's own, is asked random questions by a C++ program; p50 and p99 are over
 20,000 batches of 64, since one call is as short as reading the clock. The baseline is a function
-that abstains for good; `adaptive_getcollinfo_*` is that of mode adaptive's library.
-`rss_table_mib`: by how much loading it and agreeing on one communicator makes the private pages of
-a process grow. `job_threads`, `wakeups_per_s`: other threads of that process, and how often they
-wake up in three steady seconds. `word_8_ranks_ms`: from the last rank's entry into `init` to the
-last one's return, the median of 200 communicators; `word_2000_ranks_ms`, a stress test: ranks are
-threads of four processes. `tcp_*`: the same by an arbiter over the loopback, at 10,000 ranks once,
-with the memory of the arbiter's larger process. `tuner_lines`: of every source and header that its
-dependency files name, but generated ones; `adaptive_lines`: of what mode adaptive has beyond those
-and the recorder's; `_code_lines`: without comments and empty lines. `record_*`: one recorded call.
+that abstains for good. `rss_table_mib`: by how much loading it and agreeing on one communicator
+makes the private pages of a process grow. `job_threads`, `wakeups_per_s`: other threads of that
+process, and how often they wake up in three steady seconds. `word_8_ranks_ms`: from the last rank's
+entry into `init` to the last one's return, the median of 200 communicators; `word_2000_ranks_ms`, a
+stress test: ranks are threads of four processes. `tcp_*`: the same by an arbiter over the loopback,
+at 10,000 ranks once, with the memory of the arbiter's larger process. `tuner_lines`: of every
+source and header that its dependency files name, but generated ones; `adaptive_lines`: of what mode
+adaptive has beyond those and the recorder's. `record_*`: one recorded call.
 """
 
 import json
@@ -40,7 +39,7 @@ from dynamiccl.serve.table import MAX_BINS
 from tests.serve.abi import prepared_environment, write_bare_artifact
 from tests.serve.brains import HintPolicy, make_artifact
 from tests.serve.jobs.arbiter import Arbiter
-from tests.serve.jobs.play import play
+from tests.serve.jobs.play import clean_environment, play
 from tests.serve.jobs.setting import KEY, fingerprint, make_setting
 from tests.serve.tables import random_table
 
@@ -51,9 +50,6 @@ ARBITER_MS: Final = 30_000
 SYSTEM = "bench"
 #: Written by tests.vocabulary.
 GENERATED: Final = "vocabulary.h"
-#: Targets of CMakeLists.txt that the tuner of a job is linked of (`set(thin ...)`).
-TUNER_PARTS: Final = ("table", "communicator", "thin_parts", "nccl-tuner-dynamiccl")
-ADAPTIVE_PARTS: Final = ("nccl-tuner-dynamiccl-adaptive",)
 #: By what ranks agree, how many, in how many processes, and how often.
 VOTES: Final = (
     ("word", 8, 8, 200),
@@ -66,28 +62,17 @@ VOTES: Final = (
 
 def figures_of(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
     """The JSON output of a benchmark program."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("DYNAMICCL_")}
-    done = subprocess.run(
-        command, env=clean | environment, stdout=subprocess.PIPE, text=True, check=True
-    )
+    settings = clean_environment() | environment
+    done = subprocess.run(command, env=settings, stdout=subprocess.PIPE, text=True, check=True)
     figures: dict[str, Any] = json.loads(done.stdout)
     return figures
 
 
 def measure_calls(build_dir: Path) -> dict[str, float]:
-    """One call of getCollInfo of both libraries, and what the tuner makes a process pay."""
-    program = str(build_dir / "bench")
+    """One call of getCollInfo, and what the tuner makes a process pay."""
+    command = [str(build_dir / "bench"), str(build_dir / TUNER_NAME), str(NUM_RANKS)]
     with tempfile.TemporaryDirectory() as folder:
-        environment = environment_of(Path(folder) / "full", NUM_RANKS)
-        command = [program, str(build_dir / TUNER_NAME), str(NUM_RANKS)]
-        figures = figures_of(command, environment)
-        environment = environment_of(Path(folder) / "adaptive", 2)
-        with arbiter_of(build_dir, environment) as arbiter:
-            command = [program, str(build_dir / ADAPTIVE_NAME), "2"]
-            told = figures_of(command, environment | by(arbiter))
-    for name in ("getcollinfo_p50_ns", "getcollinfo_p99_ns"):
-        figures[f"adaptive_{name}"] = told[name]
-    return figures
+        return figures_of(command, environment_of(Path(folder) / "artifact", NUM_RANKS))
 
 
 def measure_votes(build_dir: Path) -> dict[str, float]:
@@ -148,14 +133,15 @@ def source_lines(build_dir: Path) -> dict[str, int]:
             paths = {(build_dir / name.strip()).resolve() for name in needed}
             ours = {path for path in paths if path.is_relative_to(SOURCE_DIR)}
             files[part[1]] = files.get(part[1], set()) | ours
-    tuner = set[Path]().union(*(files[part] for part in TUNER_PARTS))
-    added = set[Path]().union(*(files[part] for part in ADAPTIVE_PARTS))
+    # What the tuner of a job is linked of.
+    targets = (SOURCE_DIR / "CMakeLists.txt").read_text(encoding="utf-8")
+    [thin] = re.findall(r"^set\(thin (.+)\)$", targets, re.MULTILINE)
+    tuner = files["nccl-tuner-dynamiccl"].union(*(files[part] for part in thin.split()))
+    added = files["nccl-tuner-dynamiccl-adaptive"] - tuner - files["recorder_parts"]
     figures: dict[str, int] = {}
-    for name, own in (("tuner", tuner), ("adaptive", added - tuner - files["recorder_parts"])):
+    for name, own in (("tuner", tuner), ("adaptive", added)):
         texts = [f.read_text(encoding="utf-8") for f in own if f.name != GENERATED]
-        lines = [line.strip() for text in texts for line in text.splitlines()]
-        code = [line for line in lines if line and not line.startswith("//")]
-        figures |= {f"{name}_lines": len(lines), f"{name}_code_lines": len(code)}
+        figures[f"{name}_lines"] = sum(len(text.splitlines()) for text in texts)
     return figures
 
 
