@@ -46,7 +46,8 @@ if TYPE_CHECKING:  # it imports torch
 
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
-#: 16 ranks on one machine took 22 to 33 ms (`bench_plugin.py`).
+#: From a decision to the stop at which all ranks have it: a vote is 1 to 3 ms (`bench_plugin.py`),
+#: and a rank waits 20 ms for the others' stop at first (`serve/plugin/agree/stops.h`).
 AGREEMENT_US: Final = 28_000.0
 #: No decision in time: the last one stays in force.
 LATE: Final = -1
