@@ -170,7 +170,7 @@ def crossovers(frame: pl.DataFrame) -> pl.DataFrame:
     `default_us` (null when not measured), `gain` (default / best - 1), `noise_band` (null when
     unknown), `beyond_noise`.
     """
-    rows = cells.comparable(usable(quiet(tuned(frame))))
+    rows = cells.comparable(usable(quiet(cells.trusted(tuned(frame)))))
     # Of equal times the default's comes first, then by name.
     times = cells.cell_times(cells.one_placement(rows))
     times = times.sort("time_us", ~pl.col("is_default"), *REQUESTED_COLUMNS)

@@ -171,12 +171,12 @@ def read_file(path: Path, run: str, options: ImportOptions, report: FileReport) 
 
 
 def _failed(runs: Sequence[Run], report: FileReport) -> Iterator[list[Row]]:
-    """Rows without a time, for runs that ended before a row; the last one may go on."""
+    """Rows without a time, for the sizes at which runs ended; the last one may go on."""
     for run in runs if report.rows_read else ():
         line = None if run.failure is None else run.failure[0]
-        is_over = line is not None or (run.marks and run is not runs[-1])
-        if is_over and run.first_size and not (run.rows or run.torn):
-            yield [{RUN: run.number, "source_line": line, "size_bytes": run.first_size}]
+        is_without = bool(run.marks) and run is not runs[-1] and not (run.rows or run.torn)
+        if (line is not None or is_without) and run.next_size:
+            yield [{RUN: run.number, "source_line": line, "size_bytes": run.next_size}]
 
 
 def _no_row(path: Path, runs: Sequence[Run], report: FileReport) -> str:
@@ -276,13 +276,14 @@ def _table(rows: pl.DataFrame, known: Mapping[int, Row], ran: pl.DataFrame) -> p
     ok, wrong, failed = (pl.lit(s.value) for s in (Status.OK, Status.WRONG_VALUES, Status.FAILED))
     mean, none = pl.lit(Statistic.MEAN.value), pl.lit(Statistic.NONE.value)
     arrow = (
-        whole.drop(RUN)
-        .with_columns(
+        whole.with_columns(
             pl.col(pl.Categorical).cast(pl.String),
             verified=pl.col("actual_algorithm").is_not_null(),
+            reason=pl.when(has_failed).then("failure").otherwise("reason"),
             status=pl.when(has_failed).then(failed).when(is_wrong).then(wrong).otherwise(ok),
             statistic=pl.when(has_failed).then(none).otherwise(mean),
         )
+        .drop(RUN, "failure")
         .to_arrow()
     )
     return columns_table({name: arrow[name] for name in arrow.column_names}, arrow.num_rows)
@@ -300,6 +301,7 @@ class _Facts:
         if is_told and run.failure is not None:
             number, line = run.failure
             how = "behind a row" if run.rows else "before its first row"
+            how += f", at {run.next_size} bytes" if run.rows and run.next_size else ""
             self._remark(f"line {number}: a run failed {how}: {line[:200]}")
         elif is_told and not (run.rows or run.torn):
             self._remark(f"a run of {self._program or 'a benchmark'} has no row, and no word why")
@@ -345,7 +347,8 @@ class _Facts:
             "num_nodes": num_nodes,
             "hosts": hosts_of(ranks) if run.listed else None,
             "ranks_per_node": ranks_per_node(num_ranks, num_nodes),
-            "reason": wrong if run.out_of_bounds else None if run.rows else failed,
+            "reason": wrong if run.out_of_bounds else None,
+            "failure": failed,
         }
 
     @property

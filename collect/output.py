@@ -71,8 +71,11 @@ _RANK: Final = re.compile(
     r"#?\s*Rank\s+(\d{1,7})(?:\s+Group\s+(\d{1,7}))?(?:\s+Pid\s+\d{1,9})?\s+on\s+(\S+)"
     r"\s+device\s+(\d{1,4})\s+\[([^\]]*)\]\s*(.*\S)?"
 )
-#: Of a header: options that change what is measured, and the first size.
-_OPTION: Final = re.compile(r"\b(agg iters: |graph: |unalign: |minBytes )(\d{1,18})\b")
+#: Of a header: options that change what is measured, and the sizes.
+_OPTION: Final = re.compile(r"\b(agg iters: |graph: |unalign: )(\d{1,18})\b")
+_SIZES: Final = re.compile(
+    r"\bminBytes (\d{1,18})(?: maxBytes (\d{1,18})(?: step: (\d{1,18})\((factor|bytes)\))?)?"
+)
 _LIBRARY: Final = re.compile(r"nccl-tests version (\S+)(?:.*nccl-library=(\d{4,6}))?")
 _MIN_BYTES: Final = re.compile(r"\s(?:-b|--minbytes)[ =]?(\d{1,12}[KMGkmg]?)(?=\s|$)")
 _PLACES: Final = re.compile(r"(?i)\b(in|out[-_ ]of)[-_ ]place")
@@ -273,8 +276,12 @@ class Run:
     tests_versions: set[str] = field(default_factory=set)
     #: By the shell at its start, and by options of its command and header.
     settings: nccl_log.Settings = field(default_factory=dict)
-    #: By its header, or `-b` of its command where it died before one; None: it never started.
-    first_size: int | None = None
+    #: Of the row that is due: by its header, or `-b` of its command where it died before one; None:
+    #: it never started, or all are there.
+    next_size: int | None = None
+    most_bytes: int | None = None
+    #: Of sizes: a factor, or bytes.
+    step: tuple[int, str] = (2, "factor")
     nccl: nccl_log.NcclLog = field(default_factory=nccl_log.NcclLog)
     out_of_bounds: int = 0
     #: Line number and text of the first sign of failure.
@@ -297,6 +304,9 @@ class Run:
         """Count a row, and what of it is left out."""
         self.rows += 1
         report.rows_read += 1
+        step, unit = self.step
+        after = size_bytes * step if unit == "factor" else size_bytes + step
+        self.next_size = after if after <= (self.most_bytes or after) else None
         if not halves:
             report.drop("no time" if size_bytes else "size 0")
 
@@ -305,11 +315,21 @@ class Run:
         if self.failure is None and (_FAILED.search(line) or _WARNED.search(line)):
             self.failure = (number, line.strip())
             if _NO_START.search(line):
-                self.first_size = None
+                self.next_size = None
+        if _TAIL.search(line):
+            self.next_size = None
         if "CCL" in line:  # RCCL, too
             self.nccl.note(line)
         if "NCCL INFO" not in line:
             self._note_header(line)
+
+    def _note_sizes(self, line: str) -> None:
+        found = _SIZES.search(line)
+        least, most, step, unit = found.groups() if found else (None, None, None, None)
+        self.next_size = int(least) if least else None
+        self.most_bytes = int(most) if most else None
+        if step and unit:
+            self.step = int(step), unit
 
     def _note_header(self, line: str) -> None:
         self.ranks += rank_lines([line])
@@ -321,7 +341,7 @@ class Run:
             self.program = self.program or nccl_log.program_in(line)
         elif " minBytes " in line:
             told = {name.strip(" :").replace(" ", "_"): x for name, x in _OPTION.findall(line)}
-            self.first_size = int(told.pop("minBytes")) if "minBytes" in told else None
+            self._note_sizes(line)
             self.settings |= {f"--{name}": value for name, value in told.items()}
         elif wrong := _OUT_OF_BOUNDS.search(line):
             self.out_of_bounds += int(wrong[1])
@@ -330,7 +350,7 @@ class Run:
         elif program := nccl_log.program_in(line):
             self.commands.add(program)
             asked = _MIN_BYTES.search(line)
-            self.first_size = self.first_size or (parse_size(asked[1]) if asked else None)
+            self.next_size = self.next_size or (parse_size(asked[1]) if asked else None)
 
 
 class TextRuns:

@@ -344,6 +344,10 @@ def believe(
         is_out = trial.config in out or _subspace(trial.config) in of_both
         allowed[place] = not is_out and trial.key not in failed
     allowed &= allowed[:, :1]
+    bad = {outcome.trial_key for outcome in history if outcome.failed}
+    first = {number[t.config]: size for (size, _), t in reversed(trials.items()) if t.key in bad}
+    for action, size in first.items():
+        allowed[size:, action] &= action == 0
     belief = Belief(prior, places, log_us, doubtful, allowed=allowed)
     # A median of three or more is not as sure as their mean (`repeats.cell_of`).
     single = variance * repeats / np.where(repeats > 2, MEDIAN_VARIANCE, 1.0)

@@ -35,6 +35,8 @@ PLACED_COLUMNS: Final = (*TASK_COLUMNS, "in_place")
 CELL_COLUMNS: Final = (*PLACED_COLUMNS, *CONFIG_COLUMNS)
 #: Sweeps name their runs alike; a run counts the default's repeats once for each scope.
 REPEAT_COLUMNS: Final = ("sweep", "run", "repeat", "default_scope")
+#: What fails here is not trusted under any NCCL release or interference.
+FAILED_WHERE: Final = ("system", "num_nodes", "ranks_per_node", "launch_profile", "collective")
 #: With more repeats, the spread is computed from this many quantiles: pairs grow quadratically.
 _MAX_PAIRED: Final = 256
 NOISE_KEY: Final = ("system", "collective")
@@ -151,6 +153,32 @@ def independent(frame: pl.DataFrame) -> pl.DataFrame:
     """Usable rows, one for each independent repeat: some are printed twice."""
     key = [*CELL_COLUMNS, *REPEAT_COLUMNS]
     return usable(frame).unique(key, keep="first", maintain_order=True)
+
+
+def with_trust(frame: pl.DataFrame) -> pl.DataFrame:
+    """With `is_trusted`: whether a table may be made of a row.
+
+    A config is trusted at sizes below all at which it hung or crashed, an algorithm and protocol
+    that computed wrong values nowhere, NCCL's own choice always. What failed with a time ended, but
+    it is not known as what.
+    """
+    has_ended = pl.col("time_us").is_not_null() | (pl.col("status") == Status.INFEASIBLE.value)
+    is_wrong = pl.col("status") == Status.WRONG_VALUES.value
+    bad = frame.filter((~has_ended | is_wrong) & ~pl.col("is_default"))
+    config, cell = ([*FAILED_WHERE, *REQUESTED_COLUMNS[:count]] for count in (None, 2))
+    least = bad.group_by(config).agg(_least=pl.col("size_bytes").min())
+    wrong = bad.filter(is_wrong).select(*cell, _wrong=True).unique()
+    found = frame
+    for told, key in ((least, config), (wrong, cell)):
+        found = found.join(told, on=key, how="left", nulls_equal=True, maintain_order="left")
+    is_below = pl.col("_least").is_null() | (pl.col("size_bytes") < pl.col("_least"))
+    is_trusted = pl.col("is_default") | (is_below & pl.col("_wrong").is_null())
+    return found.with_columns(is_trusted=is_trusted).drop("_least", "_wrong")
+
+
+def trusted(frame: pl.DataFrame) -> pl.DataFrame:
+    """The rows of which a table may be made."""
+    return with_trust(frame).filter("is_trusted").drop("is_trusted")
 
 
 def beside_default(frame: pl.DataFrame) -> pl.DataFrame:
@@ -301,6 +329,7 @@ class TaskGrid:
 
 
 _LEFT_OUT: Final[Mapping[str, Callable[[pl.DataFrame], pl.DataFrame]]] = {
+    "of a config that failed at no larger size, or computed wrong values": trusted,
     "without a time of healthy GPUs": usable,
     "of collectives that no tuner is asked about": tuned,
     "of shared nodes, MIG instances or the plugin's default": comparable,
@@ -325,7 +354,7 @@ def rows_left_out(frame: pl.DataFrame) -> dict[str, int]:
 def task_grid(frame: pl.DataFrame, catalogue: Catalogue, splits: Sequence[Split]) -> TaskGrid:
     """The scored tasks of some splits, in a stable order."""
     wanted = [split.value for split in splits]
-    rows = with_split(comparable(quiet(tuned(frame))))
+    rows = with_split(comparable(quiet(trusted(tuned(frame)))))
     rows = one_placement(rows.filter(pl.col("split").is_in(wanted)))
     in_run = pl.struct("sweep", "run").rank("dense").alias("in_run")
     rows = rows.with_columns(catalogue.actions(rows), in_run)

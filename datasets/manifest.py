@@ -15,7 +15,7 @@ import polars as pl
 from pydantic import TypeAdapter, ValidationError
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.cells import quiet, tuned, usable
+from dynamiccl.datasets.cells import FAILED_WHERE, quiet, tuned, usable, with_trust
 from dynamiccl.datasets.costs import COST_TYPES
 from dynamiccl.datasets.features import ENVIRONMENT_COLUMNS
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
@@ -142,6 +142,13 @@ class Support:
     carried: bool = False
     #: As `measured`, the size bins that passed the gate; None: no gate was asked.
     gated: dict[str, dict[str, list[int]]] | None = None
+    #: Collective -> actions that are not trusted above their largest bin of `measured`.
+    failed: dict[str, list[int]] = field(default_factory=dict)
+
+    def has_failed(self, collective: str, action: int, index: int) -> bool:
+        """Whether no table may hold it at a size bin (`datasets.cells.with_trust`)."""
+        measured = self.measured.get(collective, {}).get(str(action), [])
+        return action in self.failed.get(collective, []) and index > max(measured, default=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,16 +306,19 @@ def trigger_facts(path: Path) -> dict[str, Any]:
 
 def find_supports(frame: pl.DataFrame, catalogue: Catalogue, noise: pl.DataFrame) -> list[Support]:
     """One for each system, shape, launch profile and NCCL version of a measurements frame."""
-    rows = tuned(quiet(usable(frame))).drop_nulls(["num_nodes", "ranks_per_node"])
+    rows = with_trust(tuned(frame)).drop_nulls(["num_nodes", "ranks_per_node"])
     rows = rows.with_columns(catalogue.actions(rows)).drop_nulls("action")
+    bad, rows = rows.filter(~pl.col("is_trusted")), quiet(usable(rows)).filter("is_trusted")
     rows = with_split(rows).sort(SHAPE_COLUMNS)
     return [
-        _support(dict(zip(SHAPE_COLUMNS, key, strict=True)), part, noise)
+        _support(dict(zip(SHAPE_COLUMNS, key, strict=True)), part, bad, noise)
         for key, part in rows.group_by(SHAPE_COLUMNS, maintain_order=True)
     ]
 
 
-def _support(key: dict[str, Any], part: pl.DataFrame, noise: pl.DataFrame) -> Support:
+def _support(
+    key: dict[str, Any], part: pl.DataFrame, bad: pl.DataFrame, noise: pl.DataFrame
+) -> Support:
     facts = part.select(pl.col(name).drop_nulls().first() for name in ENVIRONMENT_COLUMNS)
     environment = facts.row(0, named=True)
     environment.pop("num_ranks")
@@ -321,6 +331,7 @@ def _support(key: dict[str, Any], part: pl.DataFrame, noise: pl.DataFrame) -> Su
         measured.setdefault(collective, {}).setdefault(str(action), []).append(found)
         channels.setdefault(collective, {}).setdefault(str(action), []).append(used_there)
     gpus = part["gpu"].drop_nulls().unique().sort().to_list()
+    bad = bad.filter(pl.col(name).eq_missing(key[name]) for name in FAILED_WHERE if name in key)
     return Support(
         **key,
         num_ranks=key["num_nodes"] * key["ranks_per_node"],
@@ -330,6 +341,9 @@ def _support(key: dict[str, Any], part: pl.DataFrame, noise: pl.DataFrame) -> Su
         measured=measured,
         most_channels=part.select(pl.col("actual_num_channels").max()).item(),
         channels=channels,
+        failed=dict(
+            bad.group_by("collective").agg(pl.col("action").unique().sort()).sort(pl.all()).rows()
+        ),
         fingerprints=_fingerprints(part, key["nccl_version"]),
         noise_bands=dict(
             noise.filter(pl.col("system") == key["system"])
@@ -391,13 +405,23 @@ def _carried(
                 config = configs[int(action)]
                 if config.num_channels is None and config.chunk_bytes is None:
                     bins.setdefault(collective, {}).setdefault(action, set()).update(found)
+    carried = dict[str, dict[str, list[int]]]()
+    for collective, of_all in bins.items():
+        for action, union in of_all.items():
+            kept = [
+                each
+                for each in sorted(union)
+                if not any(s.has_failed(collective, int(action), each) for s in measured)
+            ]
+            carried.setdefault(collective, {}).update({action: kept} if kept else {})
     return replace(
         measured[0],
         num_nodes=num_nodes,
         ranks_per_node=ranks_per_node,
         num_ranks=num_nodes * ranks_per_node,
-        measured={c: {a: sorted(b) for a, b in each.items()} for c, each in bins.items()},
+        measured=carried,
         most_channels=None,
         channels={},
         carried=True,
+        failed={c: sorted({a for s in measured for a in s.failed.get(c, [])}) for c in bins},
     )

@@ -1,6 +1,7 @@
 """The queries from which a decision table is made: a cold observation per (collective, bin).
 
-Tables act only near measured bins and, after a gate, with what passed. They never ask for more
+Tables act only near measured bins, below the size at which a config failed, with none that computed
+wrong values, and, after a gate, with what passed. They never ask for more
 channels than NCCL was seen to use: NVLS over several nodes, CollNet and, from 2.29 on, AllGatherV
 take a number as it is, and index by it (2.29.7 `allgatherv_sched.cc:65`).
 """
@@ -272,6 +273,7 @@ def allowed(
         if why_not(support, collective, configs[action]) is None:
             distance = np.abs(centres[:, None] - np.asarray(found)[None, :]).min(axis=1)
             mask[:, action] = distance <= REACH_BINS
+            mask[:, action] &= [not support.has_failed(collective.wire, action, b) for b in bins]
             if support.gated is not None:
                 passed = support.gated.get(collective.wire, {}).get(name, [])
                 mask[:, action] &= (action == ABSTAIN_ACTION) | np.isin(centres, passed)

@@ -117,6 +117,8 @@ def _why_not(
 ) -> str:
     if reason := questions.why_not(support, collective, config):
         return reason
+    if support.has_failed(collective.wire, action, index):
+        return "it failed at this or a smaller size, or computed wrong values"
     measured = support.measured.get(collective.wire, {})
     for name, what in ((str(action), "it"), (str(ABSTAIN_ACTION), "NCCL's own choice")):
         bins = measured.get(name, [])

@@ -230,6 +230,33 @@ def test_a_run_that_failed_before_its_first_row_is_told(tmp_path: Path) -> None:
     assert told.startswith("line 9: a run failed before its first row: n1: Test NCCL failure")
 
 
+@pytest.mark.parametrize(
+    ("sizes", "ends", "failed"),
+    [
+        ("maxBytes 4194304 step: 2(factor)", "Test NCCL failure common.cu:401", [2 << 20]),
+        ("maxBytes 4194304 step: 1024(bytes)", "mpirun noticed that", [(1 << 20) + 1024]),
+        ("maxBytes 4194304", "Killed", [2 << 20]),
+        ("maxBytes 1048576 step: 2(factor)", "Test NCCL failure", []),  # all rows are there
+        ("maxBytes 4194304 step: 2(factor)", "# Avg bus bandwidth : 9\nKilled", []),
+        ("maxBytes 4194304 step: 2(factor)", "", []),  # it may go on
+    ],
+)
+def test_a_run_that_failed_behind_a_row_failed_at_the_next_size(
+    sizes: str, ends: str, failed: list[int], tmp_path: Path
+) -> None:
+    text = "\n".join(["$ NCCL_ALGO=Tree ./all_reduce_perf", *output(80)[:-1], ends])
+    summary, rows = imported(tmp_path / "log", text.replace("maxBytes 1048576", sizes))
+    bad = [row for row in rows if row["status"] != "ok"]
+    assert [row["size_bytes"] for row in bad] == failed
+    assert {(row["status"], row["requested_algorithm"], row["reason"]) for row in bad} <= {
+        ("failed", "Tree", ends)
+    }
+    assert len(rows) == 2 + len(failed)
+    assert {row["reason"] for row in rows if row["status"] == "ok"} == {None}
+    told = f", at {failed[0]} bytes: {ends}" if failed else "failed, at"
+    assert (told in "".join(summary.files[0].remarks)) == bool(failed)
+
+
 def test_what_is_said_between_runs_is_of_the_second(tmp_path: Path) -> None:
     first, second = (CASES / "export_persists.log").read_text().rsplit("$ ./all", 1)
     header = second.split("\n", 1)[1]

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 from dynamiccl.datasets.actions import Catalogue
+from dynamiccl.datasets.cells import task_grid
 from dynamiccl.datasets.manifest import (
     MANIFEST_NAME,
     JobTask,
@@ -31,6 +32,7 @@ from dynamiccl.datasets.objective import (
     sure_change_us,
 )
 from dynamiccl.datasets.questions import allowed, read_back_channels
+from dynamiccl.datasets.splits import Split
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, MissingPath, SchemaMismatch
 from dynamiccl.evaluate.job_calls import job_of
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
@@ -254,6 +256,30 @@ def test_a_table_asks_for_no_more_channels_than_nccl_was_seen_to_use() -> None:
     # Without a read-back no number of channels is known to be there.
     unread = forced("Ring", "Simple"), forced("Ring", "Simple", channels=8)
     assert names_allowed(default(), *unread) == {"ABSTAIN", "Ring/Simple"}
+
+
+def test_no_table_holds_what_failed_at_no_larger_size_or_computed_wrong_values() -> None:
+    ring = [forced("Ring", "LL", channels=n, actual_num_channels=8) for n in (4, 6, 8)]
+    rows = [default(actual_num_channels=8), *ring, forced("Tree", "LL", size_bytes=2 * MIB)]
+    everything = {"ABSTAIN", "Ring/LL/4ch", "Ring/LL/6ch", "Ring/LL/8ch", "Tree/LL"}
+    assert names_allowed(*rows) == everything
+    failed = ring[0] | {"status": "timed_out", "time_us": None}
+    for far in ({"size_bytes": 4 * MIB}, {"status": "infeasible"}, {"num_nodes": 2}):
+        assert names_allowed(*rows, failed | far) == everything
+    # It failed here; one size above where it was measured; or had wrong values at whatever size.
+    assert names_allowed(*rows, failed) == everything - {"Ring/LL/4ch"}
+    tree = forced("Tree", "LL", None, size_bytes=MIB // 2, status="failed")
+    assert names_allowed(*rows, tree) == everything - {"Tree/LL"}
+    small = [forced("Tree", "LL", size_bytes=MIB // 2), tree | {"size_bytes": 2 * MIB}]
+    assert names_allowed(*rows, *small) == everything - {"Tree/LL"}
+    unread = ring[0] | {"status": "failed", "repeat": 1}  # it ended, and may be another config's
+    assert names_allowed(*rows, unread) == everything
+    wrong = failed | {"status": "wrong_values", "size_bytes": MIB << 8}
+    assert names_allowed(*rows, wrong) == {"ABSTAIN", "Tree/LL"}
+    # Nor is it credited with what it gained there.
+    catalogue = Catalogue.from_frame(frame(*rows))
+    masks = [task_grid(frame(*rows, *more), catalogue, list(Split)).mask for more in ([], [failed])]
+    assert masks[0].sum() == masks[1].sum() + 1
 
 
 NAN = float("nan")
