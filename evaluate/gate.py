@@ -206,19 +206,13 @@ def _judge(tried: Sequence[Cell], q: float) -> list[Cell]:
 def let_bins_between_pass(
     cells: Sequence[Cell], supports: Mapping[Place, Support], fresh: FreshRuns
 ) -> list[Cell]:
-    """The cells, INFERRED where they pass with their neighbours, else with the reason.
+    """The cells, INFERRED where they pass with their neighbours, or why not between two that do.
 
     They pass where the policy wants one config in all bins, within an octave of both. In NCCL's
     cost model times are straight lines in bytes (but for Tree's correction): what is cheapest at
     both ends is cheapest between.
     """
     found = {cell.key: cell for cell in cells}
-    for cell in cells:
-        unknown = cell.verdict is Verdict.REFUSED and not cell.runs
-        measured = fresh.measured_bins(supports[cell.place], cell.collective) if unknown else ()
-        if unknown and cell.bin not in measured:
-            reason = "it was not measured, and its neighbours did not both pass with this config"
-            found[cell.key] = replace(cell, reason=reason)
     by_bin = sorted(cells, key=lambda cell: cell.key)
     for _, group in groupby(by_bin, key=lambda cell: (cell.key[:4], cell.action)):
         run = list(group)
