@@ -26,8 +26,8 @@ from dynamiccl.datasets.costs import COST_TYPES
 from dynamiccl.datasets.manifest import SHAPE_COLUMNS, Support, find_supports
 from dynamiccl.datasets.questions import table_supports
 from dynamiccl.datasets.splits import Split
-from dynamiccl.datasets.store import read
-from dynamiccl.errors import ArtifactMismatch, UserError
+from dynamiccl.datasets.store import read, run_digests
+from dynamiccl.errors import ArtifactMismatch, DataError, UserError
 from dynamiccl.evaluate.baselines import LearnedPolicy, let_through
 from dynamiccl.evaluate.evidence import (
     MIN_RUNS,
@@ -276,6 +276,30 @@ def test_runs_that_were_trained_on_are_refused(trained: Trained) -> None:
     old.manifest.runs.clear()
     with pytest.raises(UserError, match="train it again"):
         pass_gate(old, frame(*runs(0.2)))
+
+
+def test_runs_are_known_by_what_they_measured_under_another_name(gated_dir: Path) -> None:
+    known = frame(*runs(0.2, sweep="night1"))
+    same = known.with_columns(sweep=pl.lit("night2"))
+    policy: Any = AlwaysRing(find_supports(known, CATALOGUE, NO_NOISE))
+    policy.manifest.runs.append("box/night1/fresh-0")
+    # An old policy knows names alone, and what --known tells of them.
+    assert not pass_gate(policy, same).is_compared
+    both = r"run 'box/night2/fresh-0' is not fresh: .* 'box/night1/fresh-0', which was trained on"
+    with pytest.raises(DataError, match=both):
+        pass_gate(policy, same, known=known)
+    policy.manifest.digests.update(run_digests(known))
+    with pytest.raises(DataError, match=both):
+        pass_gate(policy, same)
+    fresh = frame(*runs(0.2, seed=1), *runs(0.2, seed=1, sweep="again"))
+    with pytest.raises(DataError, match=r"'box/grid/fresh-0' is not fresh: .*, in --data too"):
+        pass_gate(policy, fresh)
+    assert pass_gate(policy, fresh.filter(sweep="again")).is_compared
+    # Few times may be equal by chance.
+    assert run_digests(known.head(7)) == {}
+    told = read_gated(gated_dir)
+    assert told is not None
+    assert told.is_compared
 
 
 def test_the_page_begins_with_what_may_act_and_shows_every_bin(gated_dir: Path) -> None:
