@@ -170,6 +170,8 @@ class Manifest:
     knows_shapes: bool
     #: `system/sweep/run` of all data used, tests too: not fresh to a gate.
     runs: list[str] = field(default_factory=list)
+    #: Of these runs (`run_digests`), the same rows under whatever name; empty: not known.
+    digests: dict[str, str] = field(default_factory=dict)
     #: None: a table's config must be faster, call by call.
     slack: Slack | None = None
     parts: Splits = field(default_factory=Splits)

@@ -48,6 +48,12 @@ TRIAL_COLUMNS: Final = (
     *("num_nodes", "num_ranks", "in_place", "launch_profile"),
     *("interference_kind", "interference_level", "is_default", *REQUESTED_COLUMNS),
 )
+#: What a run measured, under whatever name; fewer rows may be equal by chance.
+_CONTENT: Final = (
+    *("collective", "num_nodes", "num_ranks", "size_bytes", "in_place", "time_us", "is_default"),
+    *REQUESTED_COLUMNS,
+)
+_LEAST_CONTENT: Final = 8
 _NEUTRAL: Final[Mapping[str, Any]] = {
     "run": "single",
     "repeat": 0,
@@ -275,6 +281,17 @@ def content_hash(directory: Path) -> str:
             digest.update(str(path.relative_to(directory)).encode())
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def run_digests(rows: pl.DataFrame) -> dict[str, str]:
+    """`system/sweep/run` -> digest of what it measured; runs of few rows are left out."""
+    found = {}
+    for names, run in rows.group_by("system", "sweep", "run"):
+        content = run.select(_CONTENT).unique().sort(_CONTENT).rows()
+        if len(content) >= _LEAST_CONTENT:
+            digest = hashlib.sha256(str(content).encode()).hexdigest()
+            found["/".join(map(str, names))] = digest[:16]
+    return dict(sorted(found.items()))
 
 
 def part_provenance(path: Path) -> dict[str, Any]:

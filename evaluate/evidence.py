@@ -20,10 +20,11 @@ from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.costs import COST_KEY, log_costs, read_costs
 from dynamiccl.datasets.manifest import SHAPE_COLUMNS, Support
 from dynamiccl.datasets.questions import cold_tasks
-from dynamiccl.datasets.splits import with_split
+from dynamiccl.datasets.schema import Status
+from dynamiccl.datasets.splits import with_bins, with_split
 from dynamiccl.drawn_worlds import CELLS
 from dynamiccl.nccl import Collective
-from dynamiccl.sizes import bin_center_bytes
+from dynamiccl.sizes import bin_center_bytes, size_bin, size_label
 
 #: Independent runs of each config that a test needs.
 MIN_RUNS: Final = 3
@@ -33,9 +34,13 @@ _MOST_PRIOR: Final = 2.0
 _PRIOR_SHARE: Final = 0.25
 #: Variance of log times that no clock tells from none.
 _LEAST_VARIANCE: Final = 1e-12
+#: `import` numbers the processes of a log behind its hash; what is in one log ran together.
+_PROCESS: Final = r"(-[0-9a-f]{8})\.\d+$"
 #: Equal in both times of a pair.
-_PAIR: Final = ("sweep", "run", "size_bytes", "datatype", "in_place")
-_RUN: Final = ("sweep", "run")
+_PAIR: Final = ("sweep", "job", "size_bytes", "datatype", "in_place")
+_RUN: Final = ("sweep", "job")
+#: INFEASIBLE is no failure.
+_FAILED: Final = (Status.FAILED.value, Status.TIMED_OUT.value)
 _WHERE: Final = (*SHAPE_COLUMNS, "collective", "bin")
 Place = tuple[str, int, int]
 """System, nodes and ranks."""
@@ -123,6 +128,7 @@ class FreshRuns:
         """`known`: where NCCL's own choice was read back; `costs`: what its model predicts."""
         self._costs = costs
         self._fresh = _rows(frame, catalogue)
+        self._tried = _attempts(frame, catalogue)
         read_back = ("actual_algorithm", "actual_protocol")
         told = [self._fresh, *([] if known is None else [_rows(known, catalogue)])]
         own = [rows.filter(action=ABSTAIN_ACTION) for rows in told]
@@ -153,13 +159,14 @@ class FreshRuns:
             if len(gains) and (cell.slack is not None or max_channels is not None):
                 used, own = (self._channels(support, cell, a) for a in (cell.action, 0))
                 tried = replace(tried, channels=used, own_channels=own)
-            least, reason = self.least_gain(support, tried), _too_many(tried, max_channels)
-            if as_known and not reason and tried.loss is not None:
-                reason = _other_channels(cell, tried)
-            if len(gains) < MIN_RUNS:
-                reason = f"{len(gains)} fresh runs of both, not {MIN_RUNS}"
-            elif not reason and least is None:
-                reason = "the noise band is not known"
+            least = self.least_gain(support, tried)
+            reason = (
+                self._fault(support, cell)
+                or self._too_few(support, tried)
+                or _too_many(tried, max_channels)
+                or (_other_channels(cell, tried) if as_known and tried.loss is not None else "")
+                or ("the noise band is not known" if least is None else "")
+            )
             if not reason and least is not None:
                 tested.append((i, gains, least))
             found[i] = replace(tried, reason=reason)
@@ -189,7 +196,7 @@ class FreshRuns:
     def within_runs(self, support: Support, collective: str, bins: Sequence[int]) -> float:
         """Variance of a run's mean ln default time by noise within processes; 0.0 if unknown."""
         rows = self._of(support, collective, bins, action=ABSTAIN_ACTION)
-        by_place = rows.group_by([*_PAIR, "default_scope"])
+        by_place = rows.group_by([*_PAIR, "run", "default_scope"])
         repeated = by_place.agg(var=pl.col("time_us").log().var()).drop_nulls("var")
         if repeated.is_empty():
             return 0.0
@@ -231,6 +238,45 @@ class FreshRuns:
         rows = _of(self._fresh, support).filter(collective=collective, **chosen)
         return rows if bins is None else rows.filter(pl.col("bin").is_in(list(bins)))
 
+    def _fault(self, support: Support, cell: Cell) -> str:
+        """What a single attempt holds against the cell's config, however fast it is."""
+        tried = _of(self._tried, support).filter(collective=cell.collective)
+        mine = tried.filter(action=cell.action)
+        wrong = tried.filter(status=Status.WRONG_VALUES.value)
+        if not {*mine["asked"]}.isdisjoint(wrong["asked"]):
+            return "wrong results in fresh runs"
+        failed = mine.filter(pl.col("status").is_in(_FAILED)).sort("size_bytes")
+        if failed.is_empty():
+            return ""
+        size, status = failed.select("size_bytes", "status").row(0)
+        good = cells.usable(mine.filter(pl.col("size_bytes") < size))["bin"].to_list()
+        if cell.bin <= min(max(good, default=-1), size_bin(size) - 1):
+            return ""
+        return f"an attempt {status.replace('_', ' ')} at {size_label(size)} in fresh runs"
+
+    def _too_few(self, support: Support, cell: Cell) -> str:
+        """Why there are too few runs, if so."""
+        if not cell.runs and cell.bin not in self.measured_bins(support, cell.collective):
+            return "it was not measured, and its neighbours did not both pass with this config"
+        if cell.runs >= MIN_RUNS:
+            return ""
+        reason = f"{cell.runs} fresh runs of both, not {MIN_RUNS}"
+        config, own = (
+            {
+                *self._of(support, cell.collective, [cell.bin], action=a)
+                .select("sweep", "run")
+                .rows()
+            }
+            for a in (cell.action, ABSTAIN_ACTION)
+        )
+        if len(config & own) < MIN_RUNS <= min(len(config), len(own)):
+            reason += (
+                f": {len(config)} have the config and {len(own)} NCCL's own choice, not together; "
+                "a log is one run: import a log for each job, with the processes of both, or a CSV "
+                "with a column 'run'"
+            )
+        return reason
+
     def _channels(self, support: Support, cell: Cell, action: int) -> int | None:
         rows = self._of(support, cell.collective, [cell.bin], action=action)
         used = rows["actual_num_channels"].drop_nulls().to_list()
@@ -258,7 +304,19 @@ def costs_of(*data_dirs: Path) -> pl.DataFrame:
 
 def _rows(frame: pl.DataFrame, catalogue: Catalogue) -> pl.DataFrame:
     rows = with_split(cells.independent(cells.comparable(cells.quiet(cells.tuned(frame)))))
-    return rows.with_columns(catalogue.actions(rows)).drop_nulls("action")
+    job = pl.col("run").str.replace(_PROCESS, "$1").alias("job")
+    return rows.with_columns(catalogue.actions(rows), job).drop_nulls("action")
+
+
+def _attempts(frame: pl.DataFrame, catalogue: Catalogue) -> pl.DataFrame:
+    """All rows, in whatever conditions, with the `asked` kind; none if nothing went wrong."""
+    rows = with_bins(cells.tuned(frame))
+    if not rows["status"].is_in([*_FAILED, Status.WRONG_VALUES.value]).any():
+        rows = rows.clear()
+    parts = ("algorithm", "protocol")
+    kind = [pl.coalesce(f"requested_{part}", f"actual_{part}") for part in parts]
+    asked = pl.concat_str(kind, separator="/", ignore_nulls=True)
+    return rows.with_columns(catalogue.actions(rows), asked=asked)
 
 
 def _of(rows: pl.DataFrame, support: Support) -> pl.DataFrame:

@@ -28,10 +28,11 @@ from dynamiccl.collect.plan import Plan, make_plan
 from dynamiccl.collect.sweep import Sweep, SweepFile
 from dynamiccl.datasets import questions
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.datasets.cells import run_names
+from dynamiccl.datasets.cells import run_names, tuned, usable
 from dynamiccl.datasets.features import TUNED, Observations
 from dynamiccl.datasets.manifest import GATE_NAME, POLICY_NAME, TRIGGER_NAME, Manifest, Support
-from dynamiccl.errors import NotEnoughData, UserError
+from dynamiccl.datasets.store import run_digests
+from dynamiccl.errors import DataError, NotEnoughData, UserError
 from dynamiccl.evaluate import evidence
 from dynamiccl.evaluate.evidence import Cell, FreshRuns, Place, Verdict, place_of
 from dynamiccl.evaluate.page import write_page
@@ -51,6 +52,8 @@ class Gated:
     q: float
     cells: list[Cell]
     manifest: Manifest
+    #: Whether equal contents under other names were looked for.
+    is_compared: bool = False
 
     @property
     def test(self) -> str:
@@ -66,10 +69,13 @@ class Gated:
             "slower where that choice takes more channels than answers may"
         )
 
+    def _head(self) -> dict[str, Any]:
+        told = {"test": self.test, "q": self.q, "is_compared": self.is_compared}
+        return {**told, "counts": _counts(self.cells)}
+
     def to_json(self) -> dict[str, Any]:
         """`gate.json`: the bins in which the policy acts."""
-        wanted = [asdict(c) for c in self.cells if c.is_wanted]
-        return {"test": self.test, "q": self.q, "counts": _counts(self.cells), "cells": wanted}
+        return {**self._head(), "cells": [asdict(c) for c in self.cells if c.is_wanted]}
 
     def to_show(self) -> dict[str, Any]:
         """What page and terminal say; `refusals` are (bins, reason), the most frequent first."""
@@ -88,9 +94,7 @@ class Gated:
                 families.append(dict(place) | found)
         reasons = Counter(c.reason for c in self.cells if c.verdict is Verdict.REFUSED)
         return {
-            "test": self.test,
-            "q": self.q,
-            "counts": _counts(self.cells),
+            **self._head(),
             "most": max((c.gain or 0.0 for c in self.cells if c.acts), default=0.0),
             "fewer": sum(cell.loss is not None for cell in self.cells if cell.acts),
             "families": families,
@@ -114,10 +118,11 @@ def pass_gate(
     """Judge a policy by the fresh runs of a measurements frame.
 
     In bins that these leave out, `known` may tell NCCL's own choice, else its cost model (`costs`).
-    Raises UserError when runs are not fresh, or the policy does not say which are.
+    Raises UserError when runs are not fresh, or the policy does not say which are, and DataError
+    when they hold what others hold.
     """
     manifest, slack = policy.manifest, policy.manifest.slack
-    _check_fresh(manifest, frame)
+    is_compared = _check_fresh(manifest, frame, known)
     fresh = FreshRuns(frame, manifest.actions(), known=known, costs=costs)
     supports = {place_of(support): support for support in questions.table_supports(manifest)}
     wanted = [cell for support in supports.values() for cell in wanted_cells(policy, support)]
@@ -136,10 +141,11 @@ def pass_gate(
         replace(each, gated=gated.get(place_of(each), {}) if each in supports.values() else {})
         for each in manifest.supports
     ]
-    return Gated(q, cells, replace(manifest, supports=held))
+    return Gated(q, cells, replace(manifest, supports=held), is_compared)
 
 
-def _check_fresh(manifest: Manifest, frame: pl.DataFrame) -> None:
+def _check_fresh(manifest: Manifest, frame: pl.DataFrame, known: pl.DataFrame | None) -> bool:
+    """Whether what was trained on is known by its content, too."""
     if not manifest.runs:
         raise UserError(
             "the policy does not say which runs it was trained on (an older release made it): "
@@ -150,6 +156,19 @@ def _check_fresh(manifest: Manifest, frame: pl.DataFrame) -> None:
             f"{len(seen)} of the runs are not fresh, for example '{seen[0]}': the policy was "
             "trained on data that holds them; give --data runs measured for the gate alone"
         )
+    told = manifest.digests
+    if not told and known is not None:
+        found = run_digests(usable(tuned(known)))
+        told = {run: found[run] for run in found.keys() & {*manifest.runs}}
+    holder = {digest: f"'{run}', which was trained on" for run, digest in told.items()}
+    for run, digest in run_digests(usable(tuned(frame))).items():
+        if digest in holder:
+            raise DataError(
+                f"run '{run}' is not fresh: it holds, to the digit, what {holder[digest]}, holds; "
+                "give --data runs measured for the gate alone, each once"
+            )
+        holder[digest] = f"'{run}', in --data too"
+    return bool(told)
 
 
 def abstaining_cells(support: Support) -> list[Cell]:
@@ -206,19 +225,13 @@ def _judge(tried: Sequence[Cell], q: float) -> list[Cell]:
 def let_bins_between_pass(
     cells: Sequence[Cell], supports: Mapping[Place, Support], fresh: FreshRuns
 ) -> list[Cell]:
-    """The cells, INFERRED where they pass with their neighbours, else with the reason.
+    """The cells, INFERRED where they pass with their neighbours, or why not between two that do.
 
     They pass where the policy wants one config in all bins, within an octave of both. In NCCL's
     cost model times are straight lines in bytes (but for Tree's correction): what is cheapest at
     both ends is cheapest between.
     """
     found = {cell.key: cell for cell in cells}
-    for cell in cells:
-        unknown = cell.verdict is Verdict.REFUSED and not cell.runs
-        measured = fresh.measured_bins(supports[cell.place], cell.collective) if unknown else ()
-        if unknown and cell.bin not in measured:
-            reason = "it was not measured, and its neighbours did not both pass with this config"
-            found[cell.key] = replace(cell, reason=reason)
     by_bin = sorted(cells, key=lambda cell: cell.key)
     for _, group in groupby(by_bin, key=lambda cell: (cell.key[:4], cell.action)):
         run = list(group)
@@ -267,7 +280,8 @@ def read_gated(policy_dir: Path) -> Gated | None:
     wanted = {cell.key: cell for cell in found}
     supports = questions.table_supports(manifest)
     every = [cell for support in supports for cell in abstaining_cells(support)]
-    return Gated(raw["q"], [wanted.get(cell.key, cell) for cell in every], manifest)
+    cells = [wanted.get(cell.key, cell) for cell in every]
+    return Gated(raw["q"], cells, manifest, raw.get("is_compared", False))
 
 
 #: Most planned repeats, and numbers for which the plan says what would pass.

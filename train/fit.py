@@ -21,7 +21,7 @@ from dynamiccl.datasets.cells import run_names, usable
 from dynamiccl.datasets.features import feature_table, window_table
 from dynamiccl.datasets.history import WINDOW_LENGTH
 from dynamiccl.datasets.manifest import POLICY_FOLDER, Manifest
-from dynamiccl.datasets.store import git_commit
+from dynamiccl.datasets.store import git_commit, run_digests
 from dynamiccl.errors import CorruptFile, MissingPath, UserError
 from dynamiccl.train import tracking
 from dynamiccl.train.cautious_fit import fit_tables
@@ -326,6 +326,7 @@ class _Training:
             git_commit=git_commit(),
             dynamiccl_version=dynamiccl.__version__,
             runs=run_names(usable(data.frame)),
+            digests=run_digests(usable(data.frame)),
             parts=data.parts,
             trigger=watching,
             created=datetime.now(UTC).isoformat(timespec="seconds"),

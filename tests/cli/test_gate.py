@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import polars as pl
+
 from dynamiccl.datasets import store
+from dynamiccl.datasets.schema import MEASUREMENTS
 from dynamiccl.datasets.store import measurements_table
 from tests.cli.conftest import Shell, refused
 from tests.conftest import Trained
@@ -24,6 +27,7 @@ def test_what_a_gate_let_through_acts(policy: Path, shell: Shell, tmp_path: Path
     assert all(cell["gain"] > 0.2 for cell in found["cells"] if cell["verdict"] == "passed")
     table = shell(*gate, "--out", "again")
     assert "AllReduce" in table.out
+    assert "could not be looked for" in table.out
     assert "refused" in table.out
     assert "is not empty" in refused(shell(*gate, "--out", "gated"), 2)
     exported = shell("dynamiccl-deploy", "export", "gated", "--out", "artifact", "--json")
@@ -52,3 +56,8 @@ def test_gate_plans_its_sweep(trained: Trained, shell: Shell, tmp_path: Path) ->
     judge = ("dynamiccl-evaluate", "gate", "--policy", policy, "--data", "fresh", "--json")
     judged = shell(*judge, "--known", data_dir, "--out", "gated").json
     assert judged["counts"]["passed"] > 0
+    assert judged["is_compared"]
+    same = store.read(data_dir).with_columns(sweep=pl.lit("another")).to_arrow()
+    store.write_part(tmp_path / "same", same.cast(MEASUREMENTS), provenance={})
+    again = ("dynamiccl-evaluate", "gate", "--policy", policy, "--data", "same", "--out", "no")
+    assert "/another/" in refused(shell(*again), 3)

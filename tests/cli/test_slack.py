@@ -199,7 +199,7 @@ def test_an_exposed_bin_between_two_does_not_pass(policy: Path) -> None:
     ):
         asked = replace(cells[1], verdict=Verdict.REFUSED, slack=slack)
         run = [replace(cells[0], **passed), asked, replace(cells[2], **passed)]
-        told: Any = SimpleNamespace(measured_bins=lambda *_: [], one_default=lambda *_: True)
+        told: Any = SimpleNamespace(one_default=lambda *_: True)
         found = let_bins_between_pass(run, {cells[0].place[:3]: support}, told)
         assert found[1].verdict is verdict
     assert found[1].reason == "its neighbours may lose the slack, and it may not"

@@ -16,6 +16,7 @@ import polars as pl
 import pytest
 from scipy import stats
 
+from dynamiccl.collect.imports import ImportOptions, import_files
 from dynamiccl.collect.plan import make_plan
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.collect.sweep import load_sweep, parse_sweep
@@ -25,8 +26,8 @@ from dynamiccl.datasets.costs import COST_TYPES
 from dynamiccl.datasets.manifest import SHAPE_COLUMNS, Support, find_supports
 from dynamiccl.datasets.questions import table_supports
 from dynamiccl.datasets.splits import Split
-from dynamiccl.datasets.store import read
-from dynamiccl.errors import ArtifactMismatch, UserError
+from dynamiccl.datasets.store import read, run_digests
+from dynamiccl.errors import ArtifactMismatch, DataError, UserError
 from dynamiccl.evaluate.baselines import LearnedPolicy, let_through
 from dynamiccl.evaluate.evidence import (
     MIN_RUNS,
@@ -132,6 +133,91 @@ def test_what_a_run_does_to_all_its_times_cancels_and_few_runs_are_no_evidence()
     assert judge_one(runs(0.5, count=1)).reason == "1 fresh runs of both, not 3"
 
 
+def reasons(rows: list[dict[str, Any]]) -> dict[int, str]:
+    """What is said of each bin of AllReduce in which the policy acts."""
+    cells = pass_gate(always_ring(), frame(*rows)).cells
+    return {each.bin: each.reason for each in cells if each.collective == "AllReduce"}
+
+
+def gone_wrong(size: int, status: str, **columns: Any) -> list[dict[str, Any]]:
+    """Eight runs with a clear gain, and an attempt of Ring/LL that ended otherwise."""
+    at: dict[str, Any] = {"size_bytes": size, "run": "fresh-3", "repeat": 9, "status": status}
+    time_us = 80.0 if status == "wrong_values" else None
+    return [*runs(0.2), {**forced("Ring", "LL", time_us, **at), **columns}]
+
+
+@pytest.mark.parametrize(
+    ("columns", "is_refused"),
+    [
+        pytest.param({}, True, id="itself"),
+        pytest.param({"requested_num_channels": 4}, True, id="with channels"),
+        pytest.param({"requested_protocol": None, "actual_protocol": "LL"}, True, id="what ran"),
+        pytest.param({"interference_kind": "congestion"}, True, id="beside traffic"),
+        pytest.param({"requested_protocol": "Simple"}, False, id="another protocol"),
+        pytest.param({"collective": "AllGather"}, False, id="another collective"),
+        pytest.param({"num_nodes": 2, "ranks_per_node": 4}, False, id="another group"),
+    ],
+)
+def test_one_wrong_result_refuses_algorithm_and_protocol(
+    columns: dict[str, Any], is_refused: bool
+) -> None:
+    found = reasons(gone_wrong(SIZES[2], "wrong_values", **columns))
+    assert ({*found.values()} == {"wrong results in fresh runs"}) == is_refused
+    assert [found[size_bin(size)] == "" for size in SIZES] == [not is_refused] * len(SIZES)
+
+
+@pytest.mark.parametrize("status", ["failed", "timed_out", "infeasible"])
+def test_one_failed_attempt_refuses_all_sizes_from_the_last_good_one_on(status: str) -> None:
+    rows, last, failed = gone_wrong(SIZES[4], status), size_bin(SIZES[3]), size_bin(SIZES[4])
+    reason = f"an attempt {status.replace('_', ' ')} at 4M in fresh runs"
+    found = {size for size, told in reasons(rows).items() if told == reason}
+    wanted = [size for size in reasons(rows) if size > last]
+    assert found == ({*wanted} if status != "infeasible" else set())
+    assert last + 1 in wanted
+    # Where no smaller size was measured well, none is taken on trust.
+    alone = [row for row in rows if row["size_bytes"] >= SIZES[4]]
+    assert reasons(alone)[failed] == reasons(rows)[failed]
+
+
+PLACE = "    time   algbw   busbw #wrong"
+HEAD = f"#       size         count      type   redop    root {PLACE} {PLACE}\n"
+
+
+def process(log: Path, gain: float, run: int, settings: str = "") -> None:
+    """Append to a log what a benchmark prints."""
+    text = f"$ {settings} ./all_reduce_perf -b 256K -e 16M -f 2 -g 8\n{HEAD}"
+    for size in SIZES:
+        time_us = size / 1e4 * (1.0 + 0.001 * run) / (1.0 + gain)
+        rate = size / time_us / 1e3
+        numbers = f"{time_us:.2f} {rate:.2f} {rate * 1.75:.2f} 0"
+        text += f"{size} {size // 4} float sum -1 {numbers} {numbers}\n"
+    with log.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+@pytest.mark.parametrize(
+    ("own", "ring", "runs"),
+    [
+        pytest.param("{}.log", "{}.log", 3, id="a log for each job"),
+        pytest.param("{}.log", "ring-{}.log", 0, id="a log for each process"),
+        pytest.param("all.log", "all.log", 1, id="all jobs in one log"),
+    ],
+)
+def test_what_is_in_one_log_is_one_run(own: str, ring: str, runs: int, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    for job in range(MIN_RUNS):
+        process(tmp_path / "logs" / own.format(job), 0.0, job)
+        process(tmp_path / "logs" / ring.format(job), 0.3, job, "NCCL_ALGO=Ring NCCL_PROTO=LL")
+    known: dict[str, Any] = {"num_ranks": 8, "num_nodes": 1, "gpu": "H100"}
+    options = ImportOptions(system="box", nccl_version="2.27.5", **known)
+    import_files([tmp_path / "logs"], tmp_path / "data", options=options)
+    found = pass_gate(always_ring(), read(tmp_path / "data")).cells
+    cells = [cell for cell in found if cell.is_wanted and cell.bin in map(size_bin, SIZES)]
+    assert [(cell.acts, cell.runs) for cell in cells] == [(runs == MIN_RUNS, runs)] * len(SIZES)
+    said = f"{runs} fresh runs of both, not 3: 3 have the config and 3 NCCL's own choice, not toge"
+    assert all(cell.reason.startswith("" if cell.acts else said) for cell in cells)
+
+
 @pytest.mark.parametrize(
     "elsewhere",
     [
@@ -190,6 +276,30 @@ def test_runs_that_were_trained_on_are_refused(trained: Trained) -> None:
     old.manifest.runs.clear()
     with pytest.raises(UserError, match="train it again"):
         pass_gate(old, frame(*runs(0.2)))
+
+
+def test_runs_are_known_by_what_they_measured_under_another_name(gated_dir: Path) -> None:
+    known = frame(*runs(0.2, sweep="night1"))
+    same = known.with_columns(sweep=pl.lit("night2"))
+    policy: Any = AlwaysRing(find_supports(known, CATALOGUE, NO_NOISE))
+    policy.manifest.runs.append("box/night1/fresh-0")
+    # An old policy knows names alone, and what --known tells of them.
+    assert not pass_gate(policy, same).is_compared
+    both = r"run 'box/night2/fresh-0' is not fresh: .* 'box/night1/fresh-0', which was trained on"
+    with pytest.raises(DataError, match=both):
+        pass_gate(policy, same, known=known)
+    policy.manifest.digests.update(run_digests(known))
+    with pytest.raises(DataError, match=both):
+        pass_gate(policy, same)
+    fresh = frame(*runs(0.2, seed=1), *runs(0.2, seed=1, sweep="again"))
+    with pytest.raises(DataError, match=r"'box/grid/fresh-0' is not fresh: .*, in --data too"):
+        pass_gate(policy, fresh)
+    assert pass_gate(policy, fresh.filter(sweep="again")).is_compared
+    # Few times may be equal by chance.
+    assert run_digests(known.head(7)) == {}
+    told = read_gated(gated_dir)
+    assert told is not None
+    assert told.is_compared
 
 
 def test_the_page_begins_with_what_may_act_and_shows_every_bin(gated_dir: Path) -> None:
