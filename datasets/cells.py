@@ -167,7 +167,10 @@ def with_trust(frame: pl.DataFrame) -> pl.DataFrame:
     bad = frame.filter((~has_ended | is_wrong) & ~pl.col("is_default"))
     config, cell = ([*FAILED_WHERE, *REQUESTED_COLUMNS[:count]] for count in (None, 2))
     least = bad.group_by(config).agg(_least=pl.col("size_bytes").min())
-    wrong = bad.filter(is_wrong).select(*cell, _wrong=True).unique()
+    parts = ("algorithm", "protocol")
+    ran = [pl.coalesce(f"requested_{p}", f"actual_{p}").alias(f"requested_{p}") for p in parts]
+    wrong = pl.concat([bad, bad.with_columns(ran)]).filter(is_wrong)
+    wrong = wrong.select(*cell, _wrong=True).unique()
     found = frame
     for told, key in ((least, config), (wrong, cell)):
         found = found.join(told, on=key, how="left", nulls_equal=True, maintain_order="left")

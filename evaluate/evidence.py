@@ -20,11 +20,10 @@ from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.costs import COST_KEY, log_costs, read_costs
 from dynamiccl.datasets.manifest import SHAPE_COLUMNS, Support
 from dynamiccl.datasets.questions import cold_tasks
-from dynamiccl.datasets.schema import Status
 from dynamiccl.datasets.splits import with_bins, with_split
 from dynamiccl.drawn_worlds import CELLS
 from dynamiccl.nccl import Collective
-from dynamiccl.sizes import bin_center_bytes, size_bin, size_label
+from dynamiccl.sizes import bin_center_bytes, size_label
 
 #: Independent runs of each config that a test needs.
 MIN_RUNS: Final = 3
@@ -39,8 +38,6 @@ _PROCESS: Final = r"(-[0-9a-f]{8})\.\d+$"
 #: Equal in both times of a pair.
 _PAIR: Final = ("sweep", "job", "size_bytes", "datatype", "in_place")
 _RUN: Final = ("sweep", "job")
-#: INFEASIBLE is no failure.
-_FAILED: Final = (Status.FAILED.value, Status.TIMED_OUT.value)
 _WHERE: Final = (*SHAPE_COLUMNS, "collective", "bin")
 Place = tuple[str, int, int]
 """System, nodes and ranks."""
@@ -128,7 +125,8 @@ class FreshRuns:
         """`known`: where NCCL's own choice was read back; `costs`: what its model predicts."""
         self._costs = costs
         self._fresh = _rows(frame, catalogue)
-        self._tried = _attempts(frame, catalogue)
+        rows = with_bins(cells.with_trust(cells.tuned(frame)).filter(~pl.col("is_trusted")))
+        self._untrusted = rows.with_columns(catalogue.actions(rows))
         read_back = ("actual_algorithm", "actual_protocol")
         told = [self._fresh, *([] if known is None else [_rows(known, catalogue)])]
         own = [rows.filter(action=ABSTAIN_ACTION) for rows in told]
@@ -240,18 +238,14 @@ class FreshRuns:
 
     def _fault(self, support: Support, cell: Cell) -> str:
         """What a single attempt holds against the cell's config, however fast it is."""
-        tried = _of(self._tried, support).filter(collective=cell.collective)
-        mine = tried.filter(action=cell.action)
-        wrong = tried.filter(status=Status.WRONG_VALUES.value)
-        if not {*mine["asked"]}.isdisjoint(wrong["asked"]):
+        place = {"collective": cell.collective, "action": cell.action}
+        against = _of(self._untrusted, support).filter(pl.col("bin") <= cell.bin, **place)
+        if against.is_empty():
+            return ""
+        lost = against.filter(pl.col("time_us").is_null()).sort("size_bytes")
+        if lost.is_empty():
             return "wrong results in fresh runs"
-        failed = mine.filter(pl.col("status").is_in(_FAILED)).sort("size_bytes")
-        if failed.is_empty():
-            return ""
-        size, status = failed.select("size_bytes", "status").row(0)
-        good = cells.usable(mine.filter(pl.col("size_bytes") < size))["bin"].to_list()
-        if cell.bin <= min(max(good, default=-1), size_bin(size) - 1):
-            return ""
+        size, status = lost.select("size_bytes", "status").row(0)
         return f"an attempt {status.replace('_', ' ')} at {size_label(size)} in fresh runs"
 
     def _too_few(self, support: Support, cell: Cell) -> str:
@@ -306,17 +300,6 @@ def _rows(frame: pl.DataFrame, catalogue: Catalogue) -> pl.DataFrame:
     rows = with_split(cells.independent(cells.comparable(cells.quiet(cells.tuned(frame)))))
     job = pl.col("run").str.replace(_PROCESS, "$1").alias("job")
     return rows.with_columns(catalogue.actions(rows), job).drop_nulls("action")
-
-
-def _attempts(frame: pl.DataFrame, catalogue: Catalogue) -> pl.DataFrame:
-    """All rows, in whatever conditions, with the `asked` kind; none if nothing went wrong."""
-    rows = with_bins(cells.tuned(frame))
-    if not rows["status"].is_in([*_FAILED, Status.WRONG_VALUES.value]).any():
-        rows = rows.clear()
-    parts = ("algorithm", "protocol")
-    kind = [pl.coalesce(f"requested_{part}", f"actual_{part}") for part in parts]
-    asked = pl.concat_str(kind, separator="/", ignore_nulls=True)
-    return rows.with_columns(catalogue.actions(rows), asked=asked)
 
 
 def _of(rows: pl.DataFrame, support: Support) -> pl.DataFrame:

@@ -170,10 +170,11 @@ def test_one_wrong_result_refuses_algorithm_and_protocol(
 def test_one_failed_attempt_refuses_all_sizes_from_the_last_good_one_on(status: str) -> None:
     rows, last, failed = gone_wrong(SIZES[4], status), size_bin(SIZES[3]), size_bin(SIZES[4])
     reason = f"an attempt {status.replace('_', ' ')} at 4M in fresh runs"
-    found = {size for size, told in reasons(rows).items() if told == reason}
-    wanted = [size for size in reasons(rows) if size > last]
-    assert found == ({*wanted} if status != "infeasible" else set())
-    assert last + 1 in wanted
+    told = reasons(rows)
+    found = {size for size in told if told[size] == reason}
+    assert found == ({size for size in told if size >= failed} if status != "infeasible" else set())
+    assert all(told[size] for size in range(last + 1, failed))
+    assert not told[last]
     # Where no smaller size was measured well, none is taken on trust.
     alone = [row for row in rows if row["size_bytes"] >= SIZES[4]]
     assert reasons(alone)[failed] == reasons(rows)[failed]
