@@ -1,7 +1,8 @@
 """The manifest of a policy: how to feed it, and where its decisions are valid.
 
-A policy directory has `policy.pt` and `manifest.json`; `dynamiccl-deploy export` adds `tables/` and
-`plugin.index`, which makes it an artifact. The manifest lists the SHA-256 of all other files,
+A policy directory has `policy.pt` and `manifest.json`, and where that policy was fitted to the test
+part, too, `judged.pt`, which was not. `dynamiccl-deploy export` leaves it behind and adds `tables/`
+and `plugin.index`, which makes it an artifact. The manifest lists the SHA-256 of all other files,
 except the index (which holds the manifest's), the kill file and an A/B's verdict.
 """
 
@@ -36,6 +37,7 @@ from dynamiccl.nccl import NcclVersion
 FORMAT_VERSION: Final = 2
 MANIFEST_NAME: Final = "manifest.json"
 POLICY_NAME: Final = "policy.pt"
+JUDGED_NAME: Final = "judged.pt"
 #: Policy, features and cold questions, for mode `adaptive`; without it only tables are served.
 BRAIN_NAME: Final = "brain.pt"
 TRIGGER_NAME: Final = "trigger.pt"
@@ -175,6 +177,8 @@ class Manifest:
     #: None: a table's config must be faster, call by call.
     slack: Slack | None = None
     parts: Splits = field(default_factory=Splits)
+    #: Fitted to the test part, too: JUDGED_NAME is what test tasks judge.
+    saw_test: bool = False
     trigger: dict[str, Any] | None = None
     #: `costs_beside` by column; None: not used.
     costs: dict[str, list[Any]] | None = None

@@ -30,7 +30,14 @@ from dynamiccl.datasets import questions
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.cells import run_names, tuned, usable
 from dynamiccl.datasets.features import TUNED, Observations
-from dynamiccl.datasets.manifest import GATE_NAME, POLICY_NAME, TRIGGER_NAME, Manifest, Support
+from dynamiccl.datasets.manifest import (
+    GATE_NAME,
+    JUDGED_NAME,
+    POLICY_NAME,
+    TRIGGER_NAME,
+    Manifest,
+    Support,
+)
 from dynamiccl.datasets.store import run_digests
 from dynamiccl.errors import DataError, NotEnoughData, UserError
 from dynamiccl.evaluate import evidence
@@ -263,8 +270,9 @@ def write_gated(gated: Gated, policy_dir: Path, out: Path) -> None:
     """Write the same policy, a manifest that restricts it, every verdict and a page."""
     out.mkdir(parents=True, exist_ok=True)
     shutil.copy(policy_dir / POLICY_NAME, out)
-    if (policy_dir / TRIGGER_NAME).is_file():
-        shutil.copy(policy_dir / TRIGGER_NAME, out)
+    for name in (JUDGED_NAME, TRIGGER_NAME):
+        if (policy_dir / name).is_file():
+            shutil.copy(policy_dir / name, out)
     write_page(out, "gate", gated.to_json(), gated.to_show())
     gated.manifest.write(out)  # which lists the files that are there
 

@@ -104,11 +104,11 @@ class Measured:
 
 
 class Tasks:
-    """T tasks of the training and validation bins."""
+    """T tasks of some parts of the data."""
 
-    def __init__(self, data: TrainingData) -> None:
+    def __init__(self, data: TrainingData, parts: Sequence[Split] = tuple(Split)) -> None:
         self.data = data
-        self.grid = task_grid(data.frame, data.catalogue, [Split.TRAIN, Split.VALIDATION])
+        self.grid = task_grid(data.frame, data.catalogue, parts)
         configs, profiles = data.catalogue.configs, len(data.profiles)
         self.maker = RowMaker(configs, profiles, costs=data.costs is not None)
         self.maker.eval()
@@ -235,20 +235,25 @@ _LEAST_LEFT: Final = 0.05
 
 def fit_tables(
     data: TrainingData, *, alpha: float, progress: Progress = lambda _done, _count: None
-) -> tuple[CautiousPolicy, CautiousPolicy, dict[str, float]]:
-    """Fit to training and validation bins, and calibrate on what is left out.
+) -> tuple[CautiousPolicy, CautiousPolicy, CautiousPolicy, dict[str, float]]:
+    """Fit to all tasks, and calibrate on what is left out.
 
-    A policy, one of training bins alone, which validation bins can judge, and metrics: the largest
-    factors by which evidence widened a prior and left-out octaves a spread, and of these octaves
-    how many calibrated it, and in how many the gain was in its interval of 90 %.
+    The policy to deploy; one of training and validation bins, which test bins can judge; one of
+    training bins alone, which validation bins can; and metrics of the first: the largest factors by
+    which evidence widened a prior and left-out octaves a spread, and of these octaves how many
+    calibrated it, and in how many the gain was in its interval of 90 %.
     """
-    tasks = Tasks(data)
-    found = list(tasks.tables())
-    told, trained, configs = list[_Told](), list[_Told](), data.catalogue.configs
-    for measured, is_train in found:
+    tasks, seen = Tasks(data), Tasks(data, [Split.TRAIN, Split.VALIDATION])
+    found, known = list(tasks.tables()), list(seen.tables())
+    told, judged, trained = list[_Told](), list[_Told](), list[_Told]()
+    configs, count = data.catalogue.configs, len(found) + len(known)
+    for measured, _ in found:
         told.append(_Told.of(measured, alpha, configs))
+        progress(len(told), count)
+    for measured, is_train in known:
+        judged.append(_Told.of(measured, alpha, configs))
         trained.append(_Told.of(measured.only(is_train), alpha, configs))
-        progress(len(told), len(found))
+        progress(len(told) + len(judged), count)
     left_out = Calibration.joined([each.left_out for each in told])
     metrics = {
         "prior_widened": max(each.widened for each in told),
@@ -257,7 +262,8 @@ def fit_tables(
     }
     if len(left_out):
         metrics["coverage_90"] = left_out.coverage
-    return _policy(tasks, told, alpha), _policy(tasks, trained, alpha), metrics
+    of_training = _policy(seen, trained, alpha)
+    return _policy(tasks, told, alpha), _policy(seen, judged, alpha), of_training, metrics
 
 
 @dataclass(frozen=True, slots=True)

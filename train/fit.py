@@ -147,8 +147,8 @@ def _state_of(run: tracking.Run) -> dict[str, Any]:
     return state
 
 
-#: The policy, what the summary tells of it, and metrics besides.
-_Fitted = tuple[nn.Module, dict[str, Any], dict[str, float]]
+#: The policies by file, what the summary tells of them, and metrics besides.
+_Fitted = tuple[dict[str, nn.Module], dict[str, Any], dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +178,10 @@ class _Training:
         self.run.begin(data_dir, self.data.digest, params, text)
 
     def train(self, state: dict[str, Any]) -> FitSummary:
-        if self.recipe.algorithm in CAUTIOUS:
-            module, found, metrics = self._fit_tables()
-        else:
-            module, found, metrics = self._fit_networks(state)
+        is_cautious = self.recipe.algorithm in CAUTIOUS
+        fitted = self._fit_tables() if is_cautious else self._fit_networks(state)
         with tempfile.TemporaryDirectory() as folder:
-            summary = self._track(Path(folder), module, found, metrics)
+            summary = self._track(Path(folder), fitted)
         (self.run.kept_folder / _STATE_NAME).unlink(missing_ok=True)
         return summary
 
@@ -246,14 +244,15 @@ class _Training:
             "validation_regret": regret,
             "abstain_margin": margin,
         }
-        return module, found, {"abstain_margin": margin}
+        return {manifests.POLICY_NAME: module}, found, {"abstain_margin": margin}
 
     def _fit_tables(self) -> _Fitted:
         data, alpha, started = self.data, self.recipe.alpha, time.monotonic()
-        policy, of_training, metrics = fit_tables(
+        policy, judged, of_training, metrics = fit_tables(
             data, alpha=alpha, progress=lambda done, count: self.progress(done, count, {})
         )
-        policy.level_threshold = self.recipe.level_threshold
+        for each in (policy, judged):
+            each.level_threshold = self.recipe.level_threshold
         actions, _ = forward(of_training, data.observations, data.validation.mask)
         found = {
             "abstain_margin": MIN_GAIN,
@@ -262,14 +261,13 @@ class _Training:
             "best_step": 0,
             "validation_regret": data.mean_over_groups(actions),
         }
-        return policy, found, metrics
+        return {manifests.POLICY_NAME: policy, manifests.JUDGED_NAME: judged}, found, metrics
 
-    def _track(
-        self, scratch: Path, module: nn.Module, found: dict[str, Any], metrics: dict[str, float]
-    ) -> FitSummary:
+    def _track(self, scratch: Path, fitted: _Fitted) -> FitSummary:
+        modules, found, metrics = fitted
         data, recipe, run = self.data, self.recipe, self.run
         (scratch / POLICY_FOLDER).mkdir()
-        manifest = self._export(scratch / POLICY_FOLDER, module, found["abstain_margin"])
+        manifest = self._export(scratch / POLICY_FOLDER, modules, found["abstain_margin"])
         text = json.dumps(asdict(recipe), indent=1)
         (scratch / "recipe.json").write_text(text, encoding="utf-8")
         if recipe.source:
@@ -299,9 +297,10 @@ class _Training:
         run.finish(asdict(summary), scratch)
         return summary
 
-    def _export(self, folder: Path, module: nn.Module, margin: float) -> Manifest:
+    def _export(self, folder: Path, modules: Mapping[str, nn.Module], margin: float) -> Manifest:
         data, recipe = self.data, self.recipe
-        save_script(module, folder / manifests.POLICY_NAME)
+        for name, module in modules.items():
+            save_script(module, folder / name)
         watching = None
         if recipe.trigger:
             trigger = manifests.trigger_file(Path(recipe.trigger))
@@ -328,6 +327,7 @@ class _Training:
             runs=run_names(usable(data.frame)),
             digests=run_digests(usable(data.frame)),
             parts=data.parts,
+            saw_test=manifests.JUDGED_NAME in modules,
             trigger=watching,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
         ).write(folder)

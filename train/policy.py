@@ -17,8 +17,8 @@ from torch import nn
 
 from dynamiccl.datasets.features import CONTEXT_COLUMN, Observations
 from dynamiccl.datasets.history import WINDOW_COLUMN, Float32Array
-from dynamiccl.datasets.manifest import POLICY_NAME, Manifest
-from dynamiccl.errors import CorruptFile
+from dynamiccl.datasets.manifest import JUDGED_NAME, POLICY_NAME, Manifest
+from dynamiccl.errors import CorruptFile, UserError
 from dynamiccl.train.networks import MASKED_Q, Z_MAX, Z_MIN, Network
 
 
@@ -182,6 +182,18 @@ class TorchPolicy:
         """Read and verify; raises as `Manifest.read`, and CorruptFile."""
         manifest = Manifest.read(directory)
         return cls(load_script(directory / POLICY_NAME), manifest)
+
+    @classmethod
+    def load_judged(cls, directory: Path) -> "TorchPolicy":
+        """As `load`, but one that never saw the test part; UserError for an artifact without it."""
+        manifest = Manifest.read(directory)
+        path = directory / (JUDGED_NAME if manifest.saw_test else POLICY_NAME)
+        if manifest.saw_test and not path.is_file():
+            raise UserError(
+                f"the policy of {directory} is fitted to all that was measured, so no size is new "
+                f"to it; give the run (or what its gate wrote), which has {JUDGED_NAME} beside it"
+            )
+        return cls(load_script(path), manifest)
 
     @property
     def state_units(self) -> int:

@@ -278,7 +278,7 @@ from pathlib import Path
 import dynamiccl.train.online, dynamiccl.train.study, dynamiccl.train.trigger_fit
 from dynamiccl.train.cautious_fit import fit_tables
 from dynamiccl.train.data import load_data
-print(fit_tables(load_data(Path(sys.argv[1]), 0, with_costs=True), alpha=0.1)[2]['prior_widened'])
+print(fit_tables(load_data(Path(sys.argv[1]), 0, with_costs=True), alpha=0.1)[3]['prior_widened'])
 try:
     import dynamiccl.train.offline
 except ImportError as error:

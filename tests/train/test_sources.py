@@ -4,6 +4,7 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -13,13 +14,14 @@ from mlflow import MlflowClient
 from dynamiccl.datasets.costs import NUM_CELLS
 from dynamiccl.datasets.features import CONTEXT_COLUMN, TUNED
 from dynamiccl.datasets.history import WINDOW_COLUMN
-from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.manifest import JUDGED_NAME, Manifest
 from dynamiccl.datasets.questions import cold_questions
-from dynamiccl.datasets.splits import SplitBy, Splits
-from dynamiccl.datasets.store import write_part
+from dynamiccl.datasets.splits import Split, SplitBy, Splits
+from dynamiccl.datasets.store import measurements_table, write_part
 from dynamiccl.errors import UserError
 from dynamiccl.evaluate.report import make_report
 from dynamiccl.nccl import Collective
+from dynamiccl.serve.export import export_artifact
 from dynamiccl.sizes import size_bin
 from dynamiccl.train.data import load_data
 from dynamiccl.train.fit import fit
@@ -30,6 +32,7 @@ from tests.calls import call, calls_table
 from tests.cli.conftest import Shell
 from tests.cli.conftest import shell_fixture as shell_fixture  # noqa: PLC0414
 from tests.data_sets import SYSTEM, make_data, sweep_text
+from tests.rows import default, forced, split_of
 from tests.stores import new_store
 
 SHAPES = ", ".join(f"{{ num_nodes = {n}, ranks_per_node = 8 }}" for n in (2, 4, 8, 16))
@@ -207,3 +210,74 @@ def test_changes_and_congestion_cost_what_a_recipe_says(with_calls: Path, trigge
     assert swept is data.training.steps  # a sweep has no order: nothing changes there
     assert (charged.reward == data.sequences.charged(0.25, 0.5).reward).all()
     assert (charged.reward < data.sequences.reward).any()
+
+
+#: Two an octave, and a test octave of them, where alone another config may be best.
+HALF_OCTAVES = [step << n for n in range(10, 18) for step in (64, 90)]
+TESTED = HALF_OCTAVES[6:8]
+
+
+def fitted_on_small_sweep(folder: Path, over_default: float) -> tuple[Path, Path]:
+    """Data and policy: Ring/LL always saves a fifth; so long takes Tree/LL in that octave."""
+    rows = []
+    for size, repeat in itertools.product(HALF_OCTAVES, range(3)):
+        at: dict[str, Any] = {"size_bytes": size, "repeat": repeat, "run": f"run-{repeat}"}
+        own_us = (20.0 + size / 20e3) * (1.0 + 0.002 * repeat)
+        tree_us = own_us * (over_default if size in TESTED else 1.0)
+        rows += [default(own_us, **at), forced("Ring", "LL", 0.8 * own_us, **at)]
+        rows.append(forced("Tree", "LL", tree_us, **at))
+    data = folder / "data"
+    write_part(data, measurements_table(rows), provenance={})
+    return data, policy_of(data, folder, "gaussian-process", "alpha=0.05")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return fitted_on_small_sweep(tmp_path_factory.mktemp("small"), 0.4)
+
+
+def reported(data: Path, policy: Path, out: Path) -> dict[int, tuple[str, Any]]:
+    """What a report says of each test size: the config that was chosen, and its gain."""
+    found = pl.read_parquet(make_report(data, [("mine", policy)], out)["results"])
+    mine = found.filter(policy="mine").select("size_bytes", "chosen_config", "gain")
+    return {size: (config, gain) for size, config, gain in mine.iter_rows()}
+
+
+def test_tables_know_the_test_octaves_and_what_a_report_judges_does_not(
+    small: tuple[Path, Path], tmp_path: Path
+) -> None:
+    assert {split_of(size) for size in TESTED} == {Split.TEST}
+    (tmp_path / "other").mkdir()
+    other = fitted_on_small_sweep(tmp_path / "other", 1.5)
+    chosen, said = [], []
+    for turn, (data, policy) in enumerate((small, other)):
+        artifact = export_artifact(policy, tmp_path / f"artifact-{turn}")
+        assert not (artifact.directory / JUDGED_NAME).exists()
+        _, table = artifact.pick(1, 8, "box")
+        configs = [table.at(Collective.AllReduce, size_bin(size)) for size in HALF_OCTAVES]
+        chosen.append([config and config.key for config in configs])
+        said.append(reported(data, policy, tmp_path / f"report-{turn}"))
+        page = (tmp_path / f"report-{turn}" / "report.html").read_text(encoding="utf-8")
+        assert "fitted without these tasks: what is exported is fitted to all" in page
+        with pytest.raises(UserError, match="give the run"):
+            make_report(data, [("mine", artifact.directory)], tmp_path / "refused")
+    trees = [["Tree/LL" if size in TESTED else "Ring/LL" for size in HALF_OCTAVES]]
+    assert chosen == [*trees, ["Ring/LL"] * len(HALF_OCTAVES)]
+    assert said[0] == said[1]
+    assert said[0][TESTED[0]] == ("Ring/LL", pytest.approx(0.2))
+
+
+def test_a_policy_without_a_second_one_is_judged_as_it_is(
+    small: tuple[Path, Path], tmp_path: Path
+) -> None:
+    data, policy = small
+    shutil.copytree(policy, tmp_path / "old")
+    (tmp_path / "old" / JUDGED_NAME).unlink()
+    manifest = tmp_path / "old" / "manifest.json"
+    facts = json.loads(manifest.read_text())
+    del facts["files"][JUDGED_NAME], facts["saw_test"]
+    manifest.write_text(json.dumps(facts))
+    said = reported(data, tmp_path / "old", tmp_path / "report")
+    assert [said[size] for size in TESTED] == [("Tree/LL", pytest.approx(0.6))] * 2
+    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert "fitted to all" not in page
