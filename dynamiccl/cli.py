@@ -58,8 +58,6 @@ def run(app: Callable[[], Any]) -> None:
         sys.exit(0)
     except (Exception, KeyboardInterrupt) as error:
         text, code = _ending(error)
-        if not text:
-            raise
     if text:
         print(text, file=sys.stderr)
     if code:
@@ -67,6 +65,7 @@ def run(app: Callable[[], Any]) -> None:
 
 
 def _ending(error: BaseException) -> tuple[str, int]:
+    """What to say, and the exit code; raises an error that is a bug of ours."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", INTERRUPTED
     if isinstance(error, DynamicclError):
@@ -74,22 +73,23 @@ def _ending(error: BaseException) -> tuple[str, int]:
         return f"{label}: {error}", error.exit_code
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").split(".")[0]
-        extra = _EXTRAS.get(package)
-        text = (
-            f"error: this command needs the package '{package}', which is not installed; "
-            f"in the project's folder: pip install '.[{extra}]'"
-        )
-        return (text if extra else ""), MachineError.exit_code
+        if extra := _EXTRAS.get(package):
+            text = (
+                f"error: this command needs the package '{package}', which is not installed; "
+                f"in the project's folder: pip install '.[{extra}]'"
+            )
+            return text, MachineError.exit_code
     if isinstance(error, OSError):
         advice = _ADVICE.get(error.errno or 0)
         return f"error: {error}{f'; {advice}' if advice else ''}", MachineError.exit_code
-    # Typer's base class of usage errors is not public.
-    return (_wrong_usage(error) if hasattr(error, "format_message") else ""), UserError.exit_code
+    if hasattr(error, "format_message"):  # Typer's base class of usage errors is not public
+        return _wrong_usage(error), UserError.exit_code
+    raise error
 
 
 def _wrong_usage(error: Any) -> str:
     if type(error).__name__ == "NoArgsIsHelpError":
-        return str(error.format_message())
+        return str(error.format_message())  # empty where Rich has printed the help
     said = error.format_message().rstrip(".")
     for name in getattr(getattr(error, "param", None), "opts", ()):
         if name in sys.argv[1:-1]:

@@ -77,6 +77,15 @@ def test_every_command_says_its_release(command: str, shell: Shell) -> None:
     assert "--version" in shell(command, "--help").out
 
 
+@pytest.mark.parametrize(("command", "subcommands"), COMMANDS)
+def test_a_bare_command_shows_its_help(
+    command: str, subcommands: tuple[str, ...], shell: Shell
+) -> None:
+    done = shell(command)
+    assert done.code == 2
+    assert all(f" {name} " in done.out + done.err for name in subcommands)
+
+
 @pytest.mark.parametrize(
     "line",
     [
