@@ -10,6 +10,7 @@ from dynamiccl.datasets import questions
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
 from dynamiccl.datasets.features import Observations
 from dynamiccl.datasets.manifest import INDEX_NAME, Support
+from dynamiccl.drawn_worlds import Floats
 from dynamiccl.errors import UserError
 from dynamiccl.evaluate.evidence import place_of
 from dynamiccl.evaluate.gate import read_gated
@@ -29,11 +30,12 @@ def explain(
     num_ranks: int,
     system: str | None = None,
 ) -> dict[str, Any]:
-    """What a policy directory says of one message size; raises UserError and UnknownName.
+    """What a policy directory says of one message size; raises as its parts.
 
     `system` is needed where several have this shape. The policy is asked at the middle of the
     size's bin, as for a decision table. `predictions`, the fastest config first, hold its time over
-    NCCL's own, channels as read back, and why it may not be chosen; `margin` and `noise_band` are
+    NCCL's own (null: too little was measured to tell), channels as read back, and why it may not be
+    chosen; `margin` and `noise_band` are
     fractions; `gate` is what the gate made of the size (null: none judged the policy), `reason` a
     sentence, `warnings` why its tables act nowhere, each with what to do.
     """
@@ -46,8 +48,8 @@ def explain(
         raise UserError(f"NCCL never asks a tuner about {what}")
     free = questions.cold_questions(manifest, replace(support, gated=None), [collective], [index])
     observations = Observations.cold(free.context)
-    times = -policy.values(observations, np.ones_like(free.mask))[0]
-    ratios = times / times[ABSTAIN_ACTION]
+    ratios, spreads = policy.believed(observations)[0], policy.least_gains(observations)
+    unsure = np.zeros(len(ratios), dtype=np.bool_) if spreads is None else np.isinf(spreads[0])
     held = questions.allowed(manifest, support, collective, [index])
     wanted = int(questions.decide(policy, observations, free.mask, free.rule)[0])
     chosen = int(questions.decide(policy, observations, held, free.rule)[0])
@@ -56,9 +58,10 @@ def explain(
     found = [
         {
             "config": configs[action].key,
-            "time_over_default": float(ratios[action]),
+            "time_over_default": None if np.isnan(ratios[action]) else float(ratios[action]),
             "channels": used[action],
-            "not_allowed": _why_not(support, collective, configs[action], action, index),
+            "not_allowed": _why_not(support, collective, configs[action], action, index)
+            or _why_unsure(ratios, action, is_unsure=bool(unsure[action])),
         }
         for action in np.argsort(ratios, kind="stable").tolist()
         if action != ABSTAIN_ACTION
@@ -83,7 +86,6 @@ def explain(
         # The best config that may be chosen, and the gain that it would need.
         able = [each for each in found if not each["not_allowed"]]
         facts["best"] = able[0]["config"] if able else None
-        spreads = policy.least_gains(observations)
         if able:
             best = [config.key for config in configs].index(facts["best"])
             needed = band or 0.0 if spreads is None else float(spreads[0, best])
@@ -125,3 +127,12 @@ def _why_not(
         if not bins or min(abs(each - index) for each in bins) > questions.REACH_BINS:
             return f"{what} was not measured within an octave"
     return ""
+
+
+def _why_unsure(ratios: Floats, action: int, *, is_unsure: bool) -> str:
+    """Why a policy that tells spreads takes no gain of a config for sure."""
+    if np.isnan(ratios[ABSTAIN_ACTION]):
+        return "the training data lack NCCL's own choice within an octave below or above"
+    if np.isnan(ratios[action]):
+        return "the training data lack it within an octave"
+    return "no gain is sure enough at the sizes around" if is_unsure else ""

@@ -193,9 +193,9 @@ class Tables(nn.Module):
         self.tie = _TIE
 
     def forward(
-        self, place_B3: torch.Tensor, cost_BA: torch.Tensor
+        self, place_B3: torch.Tensor, cost_BA: torch.Tensor, acts: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As the class."""
+        """As the class; with `acts` of a measured shape only what may act is near."""
         apart_BL = (place_B3[:, :1] - self.sizes.unsqueeze(0)).abs()
         of_BLH = apart_BL.unsqueeze(2).masked_fill(~self.is_of.unsqueeze(0), float("inf"))
         apart_BH, row_BH = of_BLH.min(dim=1)
@@ -219,7 +219,8 @@ class Tables(nn.Module):
         variance_BA = torch.square(weight_BH.unsqueeze(2) * spread_BHA).sum(dim=1)
         differs_BA = torch.where(by_cost_BA, self.by_cost, self.plain)
         variance_BA = variance_BA + torch.square(differs_BA) * left_B.unsqueeze(1)
-        near_BHA = torch.where(new_B11, self.nearness[row_BH], self.acting[row_BH]) & has_BH1
+        own = self.acting if acts else self.nearness
+        near_BHA = torch.where(new_B11, self.nearness[row_BH], own[row_BH]) & has_BH1
         count_BA = (near_BHA & (same_BH.unsqueeze(2) | new_B11)).sum(dim=1)
         near_BA = count_BA >= torch.where(known_B1, 1, self.least_shapes)
         cell_BA = near_BA & self.is_cell.unsqueeze(0) & ~known_B1
@@ -298,7 +299,7 @@ class CautiousPolicy(nn.Module):
         mask_BA: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(action_B, q_BA)."""
-        z_BA, spread_BA, caution_B = self.predict(context_BF)
+        z_BA, spread_BA, caution_B = self.predict(context_BF, acts=True)
         allowed_BA = mask_BA > 0.5
         # Infinite caution times a spread of 0 would be NaN.
         bar_BA = caution_B.unsqueeze(1) * spread_BA.clamp(min=1e-9)
@@ -311,7 +312,15 @@ class CautiousPolicy(nn.Module):
         return action_B, q_BA.masked_fill(~allowed_BA, self.masked_q)
 
     @torch.jit.export
-    def predict(self, context_BF: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def believed(self, context_BF: torch.Tensor) -> torch.Tensor:
+        """(B, A) ln(time / NCCL's default), of what may not act too; NaN: not near enough."""
+        z_BA, spread_BA, _ = self.predict(context_BF, acts=False)
+        return z_BA.masked_fill(torch.isinf(spread_BA), float("nan"))
+
+    @torch.jit.export
+    def predict(
+        self, context_BF: torch.Tensor, acts: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(B, A) ln(time / NCCL's default), its spread (inf: unknown), and spreads to act (B,)."""
         cells_BA, cost_BA = self.rows(context_BF)
         place_B3 = self.rows.places(context_BF)
@@ -327,7 +336,7 @@ class CautiousPolicy(nn.Module):
             is_mine = is_mine & (collective_B == self.block_collectives[index])
             mine = torch.nonzero(is_mine).flatten()
             cost = cost_BA[mine]
-            gain, spread, near, caution = tables(place_B3[mine], cost[:, :1] - cost)
+            gain, spread, near, caution = tables(place_B3[mine], cost[:, :1] - cost, acts)
             octave = place_B3[mine, 0].to(torch.int64)
             slower = self.slowdown(
                 self.rows.levels(context_BF[mine]), octave, cells_BA[mine], index

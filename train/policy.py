@@ -234,6 +234,17 @@ class TorchPolicy:
         found: torch.Tensor = caution.unsqueeze(1) * spread.clamp(min=1e-9)
         return found.double().numpy()
 
+    def believed(self, observations: Observations) -> npt.NDArray[np.float64]:
+        """(N, A) times over NCCL's own choice; NaN where too little was measured to tell."""
+        module: Any = self._module
+        if not hasattr(module, "believed"):
+            shape = len(observations.context), len(self.manifest.catalogue)
+            times = self.values(observations, np.ones(shape, dtype=np.bool_)).astype(np.float64)
+            return times / times[:, :1]
+        with torch.no_grad():
+            found: torch.Tensor = module.believed(torch.from_numpy(observations.context))
+        return found.exp().double().numpy()
+
     def act(self, observations: Observations, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """(N,) actions allowed by `mask` (N, A)."""
         return forward(self._module, observations, mask)[0]

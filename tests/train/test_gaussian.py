@@ -25,6 +25,7 @@ from dynamiccl.datasets.steps import with_noise
 from dynamiccl.datasets.store import read
 from dynamiccl.errors import UserError
 from dynamiccl.evaluate.baselines import LearnedPolicy
+from dynamiccl.evaluate.explain import explain
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Protocol
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.simulator.h100 import default_model, true_us
@@ -229,6 +230,24 @@ def test_other_machines_and_collectives_are_left_to_nccl(fitted: Run) -> None:
     rows = own.reshape(5, -1)
     assert (rows[0] == 0).all()  # Broadcast was not measured
     assert (rows[4] != 0).any()
+
+
+def test_where_it_knows_too_little_it_tells_no_number(fitted: Run) -> None:
+    sizes = [1 << k for k in range(9, 36)]
+    found = [
+        explain(fitted.policy, Collective.AllReduce, s, num_nodes=2, num_ranks=16) for s in sizes
+    ]
+    asked = [each for one in found for each in one["predictions"]]
+    unknown = {each["not_allowed"] for each in asked if each["time_over_default"] is None}
+    assert unknown == {
+        "it was not measured within an octave",
+        "the training data lack NCCL's own choice within an octave below or above",
+    }
+    known = {each["not_allowed"] for each in asked if each["time_over_default"] is not None}
+    assert known == {"", "no gain is sure enough at the sizes around"}
+    own = [each["time_over_default"] for each in asked if each["not_allowed"].startswith("no gain")]
+    assert min(abs(ratio - 1.0) for ratio in own) < 0.02  # NCCL's own choice, by its name
+    assert not any("nan" in one["reason"] or "MORE" in one["reason"] for one in found)
 
 
 def test_a_level_moves_it_to_what_does_not_feel_it(fitted: Run) -> None:
