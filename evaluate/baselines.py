@@ -19,6 +19,7 @@ from dynamiccl.datasets.manifest import SHAPE_COLUMNS, Manifest
 from dynamiccl.datasets.questions import ChannelRule, decide, read_back_channels
 from dynamiccl.datasets.steps import with_noise
 from dynamiccl.nccl import Collective
+from dynamiccl.serve.artifact import check_features
 from dynamiccl.serve.search.autoccl import AutoCcl, Choice, SearchSpace
 from dynamiccl.train import tracking
 from dynamiccl.train.policy import TorchPolicy
@@ -365,4 +366,5 @@ def _resolve(text: str, tracking_uri: str) -> NamedPolicy:
     if not name and run_id is not None:
         name = tracking.reopen_run(tracking_uri, run_id).data.tags["mlflow.runName"]
     manifest = Manifest.read(folder)
+    check_features(manifest, folder)
     return NamedPolicy(name or manifest.recipe, folder, run_id, manifest)

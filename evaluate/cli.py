@@ -15,7 +15,7 @@ from dynamiccl.datasets.objective import Hidden, MaxChannels, Objective, SlackSh
 from dynamiccl.datasets.store import part_paths, read
 from dynamiccl.errors import MissingPath, UserError
 from dynamiccl.nccl import Collective
-from dynamiccl.serve.artifact import Group, System
+from dynamiccl.serve.artifact import Group, System, check_features
 from dynamiccl.simulator import workloads as simulating
 from dynamiccl.train import tracking_uri
 from dynamiccl.train.options import Json, open_bar, stderr
@@ -146,6 +146,7 @@ def _load(policy: str, terms: tuple[Any, ...]) -> tuple["TorchPolicy", Path]:
 
     folder = policy_directory(policy, tracking_uri())
     loaded = TorchPolicy.load(folder)
+    check_features(loaded.manifest, folder)
     slack, notes = slack_of(loaded.manifest, *terms)
     for note in [*notes, *([slack.promise] if slack else [])]:
         stderr.print(note, soft_wrap=True, highlight=False)
@@ -249,7 +250,9 @@ def job_command(
         source = Measured(rows, system, job.nccl_version, sm_price / 100.0)
         choose = manifest = None
         if policy is not None:
-            loaded = TorchPolicy.load(policy_directory(policy, tracking_uri()))
+            folder = policy_directory(policy, tracking_uri())
+            loaded = TorchPolicy.load(folder)
+            check_features(loaded.manifest, folder)
             choose, manifest = policy_choice(loaded, source.system), loaded.manifest
         told = answer(job, source, choose, manifest).told
     page = None

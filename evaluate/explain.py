@@ -16,7 +16,7 @@ from dynamiccl.evaluate.evidence import place_of
 from dynamiccl.evaluate.gate import read_gated
 from dynamiccl.evaluate.page import say
 from dynamiccl.nccl import Collective, Config
-from dynamiccl.serve.artifact import acts_nowhere, pick_support
+from dynamiccl.serve.artifact import acts_nowhere, check_features, pick_support
 from dynamiccl.sizes import bin_first_byte, size_bin
 from dynamiccl.train.policy import TorchPolicy
 
@@ -41,6 +41,7 @@ def explain(
     """
     policy = TorchPolicy.load(policy_dir)
     manifest = policy.manifest
+    check_features(manifest, policy_dir)
     support = pick_support(manifest, num_nodes, num_ranks, system)
     index = size_bin(size_bytes)
     if index < 0 or not collective.tunable:

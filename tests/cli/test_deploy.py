@@ -2,7 +2,11 @@
 
 import json
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from dynamiccl.datasets.manifest import Manifest
 from dynamiccl.sizes import size_bin
@@ -50,6 +54,20 @@ def test_a_policy_must_be_torchscript(policy: Path, shell: Shell, tmp_path: Path
     Manifest.read(policy).write(tmp_path / "bad")
     line = refused(shell("dynamiccl-deploy", "export", "bad", "--out", "o"), 3)
     assert "policy.pt is not a TorchScript file" in line
+
+
+@pytest.mark.usefixtures("data")
+def test_a_policy_of_other_features_is_refused(policy: Path, shell: Shell, tmp_path: Path) -> None:
+    manifest = Manifest.read(policy)
+    shutil.copytree(policy, tmp_path / "old")
+    replace(manifest, features=manifest.features[1:]).write(tmp_path / "old")
+    for line in (
+        "dynamiccl-deploy export old --out o",
+        "dynamiccl-evaluate explain old --collective AllReduce --size 1M --group 1x8",
+        "dynamiccl-evaluate report --data data --policy old --out o",
+        "dynamiccl-evaluate gate --data data --policy old --out o",
+    ):
+        assert "are not those of this release; train again" in refused(shell(*line.split()), 3)
 
 
 EXPLAIN = ("dynamiccl-evaluate", "explain")
