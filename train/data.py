@@ -21,7 +21,7 @@ from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
 from dynamiccl.datasets.cells import NOISE_KEY, TaskGrid, rows_left_out, task_grid, tuned, usable
 from dynamiccl.datasets.costs import read_costs
 from dynamiccl.datasets.features import FEATURES, Observations, cold_observations
-from dynamiccl.datasets.splits import Split, SplitBy, Splits
+from dynamiccl.datasets.splits import Split, SplitBy, Splits, split_by
 from dynamiccl.datasets.steps import Steps, TrainingSteps
 from dynamiccl.datasets.store import content_hash, part_paths, read, scan
 from dynamiccl.drawn_worlds import Floats
@@ -99,7 +99,12 @@ def load_data(
     """
     levels = None if not trigger else partial(interference_levels, Detector.load(Path(trigger)))
     everything = read(data_dir)
-    parts = Splits.of(tuned(usable(everything)), split)
+    timed = tuned(usable(everything))
+    if split_by(split)[0] == SplitBy.SIZE:
+        # Sizes that only the default has would leave a part without a task.
+        scored = task_grid(everything, Catalogue.from_frame(timed), [*Split]).tasks
+        timed = timed.join(scored, on="size_bytes", how="semi")
+    parts = Splits.of(timed, split)
     everything = parts.assign(everything)
     frame = tuned(everything)
     timed = usable(frame)

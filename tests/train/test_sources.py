@@ -78,6 +78,20 @@ def test_what_is_held_out_is_not_seen_and_a_run_asks_every_task_again(
     assert data.validation.tasks.height == every
 
 
+def test_sizes_that_only_the_default_has_are_no_part_of_the_split(tmp_path: Path) -> None:
+    """The usual split would train or test on all that can be scored."""
+    default_at = [default(size_bytes=1 << k) for k in range(16, 27)]
+    forced_at = [
+        forced(algorithm, "LL", size_bytes=1 << k)
+        for algorithm in ("Ring", "Tree")
+        for k in range(16, 27, 2)
+    ]
+    write_part(tmp_path, measurements_table(default_at + forced_at), provenance={})
+    data = load_data(tmp_path, 0)
+    assert data.parts == Splits(SplitBy.SIZE, ("16", "22", "24"), ("18", "26"))
+    assert data.validation.tasks["size_bytes"].to_list() == [1 << 18, 1 << 26]
+
+
 def test_turns_are_scored_one_by_one(shapes: Path, tmp_path: Path, shell: Shell) -> None:
     one, other = (
         policy_of(shapes, tmp_path, "gaussian-process", "alpha=0.2", f"split=shape:{turn}")
