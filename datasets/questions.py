@@ -34,6 +34,10 @@ from dynamiccl.sizes import BINS_PER_OCTAVE, bin_center_bytes
 REACH_BINS: Final = BINS_PER_OCTAVE
 #: From this release on jobs leave the channels of an AllGather alone (serve/plugin/table.h).
 ALLGATHER_DROPS_CHANNELS: Final = NcclVersion(2, 29)
+CHANNELS_UNREAD: Final = (
+    "NCCL's own channels were not read back: import a log of its default with "
+    "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=TUNING, and train again"
+)
 
 
 def table_supports(manifest: Manifest) -> list[Support]:
@@ -287,6 +291,8 @@ def why_not(support: Support, collective: Collective, config: Config) -> str | N
     version = NcclVersion.parse(support.nccl_version) if support.nccl_version else None
     reason = invalid_reason(config, collective, version=version, num_nodes=support.num_nodes)
     if reason is None and (config.num_channels or 0) > (support.most_channels or 0):
+        if support.most_channels is None:
+            return CHANNELS_UNREAD
         return f"more channels than NCCL was seen to use ({support.most_channels})"
     return reason
 

@@ -20,6 +20,7 @@ from dynamiccl.evaluate.baselines import Actions, LearnedPolicy, NamedPolicy, ma
 from dynamiccl.evaluate.metrics import CONFIDENCE, SCALE, logged_values, result_rows, summarise
 from dynamiccl.evaluate.page import draw_gains, draw_map, render, say
 from dynamiccl.nccl import ABSTAIN
+from dynamiccl.serve.artifact import channels_unread
 from dynamiccl.train import tracking, tracking_uri
 from dynamiccl.train.policy import TorchPolicy
 
@@ -85,7 +86,15 @@ def make_report(
             "tasks_unscored": test.unscored.filter(system=system).height,
             **scores,
             "sentences": {name: say("report", "sentence", facts[name][-1]) for name in names},
-            "verdicts": [verdict_of(name, scores["policies"], names) for name in names],
+            "verdicts": [
+                line
+                for name, policy in learned
+                for line in (
+                    verdict_of(name, scores["policies"], names),
+                    channels_unread(policy.manifest, system),
+                )
+                if line
+            ],
             "logged": logged.get(system, {}),
         }
         best = simple_tables(scores["policies"], names)[0]["policy"]

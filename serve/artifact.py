@@ -33,7 +33,7 @@ import typer
 from dynamiccl.datasets.features import feature_table, window_table
 from dynamiccl.datasets.history import WINDOW_LENGTH
 from dynamiccl.datasets.manifest import INDEX_NAME, MANIFEST_NAME, Manifest, Support
-from dynamiccl.datasets.questions import cold_questions, table_supports
+from dynamiccl.datasets.questions import CHANNELS_UNREAD, cold_questions, table_supports
 from dynamiccl.datasets.store import file_sha256
 from dynamiccl.errors import ArtifactMismatch, CorruptFile, UnknownName, UserError
 from dynamiccl.files import replacing
@@ -231,6 +231,7 @@ class Artifact:
         found = []
         if not any(info.acting for info in self.tables):
             why = "no gain was shown, or too little was measured: measure more, and gate that"
+            why = channels_unread(self.manifest) or why
             found.append(("its tables act at no size: every job keeps NCCL's own choice", why))
         for name in self.index.system_names:
             found += acts_nowhere(self.directory, name, self.index)
@@ -336,6 +337,18 @@ def pick_support(manifest: Manifest, num_nodes: int, num_ranks: int, system: str
     if chosen not in shaped:
         raise UnknownName("system", chosen, list(shaped))
     return shaped[chosen]
+
+
+def channels_unread(manifest: Manifest, system: str | None = None) -> str:
+    """Which configs tables may not hold, for NCCL's own channels are not known; "": none."""
+    configs = manifest.actions().configs[1:]
+    asking = sum(config.num_channels is not None for config in configs)
+    supports = [s for s in table_supports(manifest) if system in {None, s.system}]
+    shapes = {f"{s.num_nodes}x{s.ranks_per_node}" for s in supports if s.most_channels is None}
+    if not asking or not shapes:
+        return ""
+    which = f"{asking} of {len(configs)} configs, which ask for channels"
+    return f"{', '.join(sorted(shapes))}: tables may not hold {which}; {CHANNELS_UNREAD}"
 
 
 def check_features(manifest: Manifest, where: Path) -> None:

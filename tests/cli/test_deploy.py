@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from dynamiccl.datasets import store
 from dynamiccl.datasets.manifest import Manifest
+from dynamiccl.datasets.store import measurements_table
 from dynamiccl.sizes import size_bin
 from tests.cli.conftest import Shell, refused
+from tests.policies import hand_made_manifest
+from tests.rows import default, forced, frame
 
 
 def test_export_describes_the_artifact(artifact: Path, policy: Path, shell: Shell) -> None:
@@ -68,6 +72,33 @@ def test_a_policy_of_other_features_is_refused(policy: Path, shell: Shell, tmp_p
         "dynamiccl-evaluate gate --data data --policy old --out o",
     ):
         assert "are not those of this release; train again" in refused(shell(*line.split()), 3)
+
+
+def test_it_is_said_where_the_channels_of_nccl_are_not_known(
+    policy: Path, shell: Shell, tmp_path: Path
+) -> None:
+    """Else a report credits gains that no table can ever take."""
+    rows = [
+        row
+        for k in range(20, 24)
+        for row in (
+            default(100.0, size_bytes=1 << k),
+            forced("Ring", "LL", 80.0, channels=8, size_bytes=1 << k),
+            forced("Tree", "LL", 90.0, channels=8, size_bytes=1 << k),
+        )
+    ]
+    store.write_part(tmp_path / "data", measurements_table(rows), provenance={})
+    shutil.copytree(policy, tmp_path / "asks")
+    noise = frame().select("system", "collective", noise_band="time_us")
+    hand_made_manifest(frame(*rows), noise).write(tmp_path / "asks")
+    unread = "NCCL's own channels were not read back: import a log of its default"
+    told = "1x8: tables may not hold 2 of 2 configs, which ask for channels; " + unread
+    assert unread in shell(*EXPLAIN, "asks", *ASK[:2], "--group", "1x8", "--size", "4M").out
+    assert told in shell("dynamiccl-deploy", "export", "asks", "--out", "o").err
+    report = ("dynamiccl-evaluate", "report", "--data", "data", "--policy", "asks", "--out", "r")
+    found = shell(*report, "--json").json["systems"]["box"]
+    assert "less time" in found["sentences"]["hand-made"]
+    assert any(told in line for line in found["verdicts"])
 
 
 EXPLAIN = ("dynamiccl-evaluate", "explain")
