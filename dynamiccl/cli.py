@@ -90,12 +90,15 @@ def _ending(error: BaseException) -> tuple[str, int]:
 def _wrong_usage(error: Any) -> str:
     if type(error).__name__ == "NoArgsIsHelpError":
         return str(error.format_message())  # empty where Rich has printed the help
-    said = error.format_message().rstrip(".")
+    said = error.format_message().rstrip(".").replace("Value error, ", "")
     for name in getattr(getattr(error, "param", None), "opts", ()):
         if name in sys.argv[1:-1]:
-            said += f", not '{sys.argv[sys.argv.index(name) + 1]}'"
-    program, root = Path(sys.argv[0]).name, error.ctx.find_root().info_name
-    return f"error: {said}; see '{program}{error.ctx.command_path.removeprefix(root)} --help'"
+            given = f"'{sys.argv[sys.argv.index(name) + 1]}'"
+            said += f", not {given}" if given not in said else ""
+    program, asked = Path(sys.argv[0]).name, error.ctx
+    # Where the last option lacks its value, it is not told of which command.
+    below = asked.command_path.removeprefix(asked.find_root().info_name) if asked else ""
+    return f"error: {said}; see '{program}{below} --help'"
 
 
 @contextmanager
