@@ -397,8 +397,9 @@ class _Facts:
 
     def _num_ranks(self) -> int | None:
         run, rows, collective = self._run, self._rows, self.collective
-        found: int | None = len(run.ranks) or self._one(run.nccl.num_ranks, "number of ranks")
-        found = found or self._options.num_ranks
+        counted = {len(run.ranks)} if run.ranks else run.nccl.num_ranks
+        asked = self._options.num_ranks
+        found: int | None = self._one(counted, "number of ranks", asked) or asked
         if found is None:
             why = "not known: the output lists none; say --ranks, --nodes"
         elif run.ranks and not run.listed:
@@ -415,7 +416,8 @@ class _Facts:
     def _num_nodes(self, num_ranks: int | None) -> int | None:
         """NCCL's nNodes: from its log, the caller (NVL72, NCCL_HOSTID), or the hosts."""
         ranks, nodes = self._run.ranks, self._run.nccl.num_nodes
-        told: int | None = self._one(nodes, "number of nodes") or self._options.num_nodes
+        asked = self._options.num_nodes
+        told: int | None = self._one(nodes, "number of nodes", asked) or asked
         if told and num_ranks and num_ranks < told:
             self._remark(f"number of nodes left out: {num_ranks} ranks cannot be on {told}")
             return None
@@ -464,7 +466,10 @@ class _Facts:
 
     def _one(self, values: Collection[Any], what: str, asked: Any = None) -> Any:
         if len(values) < 2 or asked in values:
-            return asked if asked in values else next(iter(values), asked)
+            told = asked if asked in values else next(iter(values), asked)
+            if asked not in {None, told}:
+                self._remark(f"{what}: the output says {told}; the option's {asked} was not used")
+            return told
         listed = ", ".join(map(str, sorted(values)[:4]))
         self._remark(f"{what} left out: the output names several ({listed})")
         return None

@@ -286,6 +286,19 @@ def test_options_that_cannot_be_are_not_taken(told: dict[str, Any], tmp_path: Pa
     assert any(re.search(why, remark) for remark in summary.files[0].remarks)
 
 
+def test_options_that_the_output_contradicts_are_told(tmp_path: Path) -> None:
+    ranks = "".join(
+        f"#  Rank  {i} Group  0 Pid  {i} on node1 device  {i} [0000:1{i}:00] H100\n"
+        for i in range(8)
+    )
+    summary, rows = imported(tmp_path / "x", ranks + LOG, num_ranks=4, gpu="B200", num_nodes=1)
+    assert {(row["num_ranks"], row["gpu"]) for row in rows} == {(8, "H100")}
+    told = summary.files[0].remarks
+    assert "number of ranks: the output says 8; the option's 4 was not used" in told
+    assert "GPU model: the output says H100; the option's B200 was not used" in told
+    assert not any("nodes" in remark for remark in told)
+
+
 @pytest.mark.parametrize(("columns", "why"), INPUTS["wrong_columns"])
 def test_wrong_names_of_columns(columns: str, why: str, tmp_path: Path) -> None:
     text = "collective,bytes,latency_ms\nallreduce,8,1\n"
