@@ -52,7 +52,7 @@ SYSTEM = "bench"
 #: Written by tests.vocabulary.
 GENERATED: Final = "vocabulary.h"
 #: Targets of CMakeLists.txt that the tuner of a job is linked of (`set(thin ...)`).
-TUNER_PARTS: Final = ("table", "communicator", "thin_parts", "nccl-tuner-dynamiccl")
+TUNER_PARTS: Final = ("thin_parts", "nccl-tuner-dynamiccl")
 ADAPTIVE_PARTS: Final = ("nccl-tuner-dynamiccl-adaptive",)
 #: By what ranks agree, how many, in how many processes, and how often.
 VOTES: Final = (

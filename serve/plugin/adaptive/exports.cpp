@@ -10,11 +10,9 @@
 #include <new>
 
 #include "agree/stops.h"
-#include "agree/told.h"
 #include "identity/environment.h"
 #include "nccl/tuner_shell.h"
 #include "platform/allocate.h"
-#include "platform/threads.h"
 #include "profiler/profiler.h"
 #include "tuner/init.h"
 
@@ -32,23 +30,22 @@ std::atomic<std::uint64_t> g_since_ns{0}, g_waited_ns{0};
 class Switching {
  public:
   /// A second one of one id ends voting for both.
-  Switching(const Joining& joined, const CreatedCommunicator& told) noexcept
+  Switching(const Joining& joined, Profiler* profiler) noexcept
       : communicator_(joined.communicator),
         nccl_version_(joined.checked.nccl_version),
-        told_(told),
+        profiler_(profiler),
         arbiter_(joined.arbiter),
         vote_(joined.vote),
         stops_(communicator_.comm_id, joined.table, joined.exchange.proposal) {
     const char* percent = value_of("DYNAMICCL_STOP_PERCENT");
     const int ppm = percent != nullptr ? sample_ppm_of(percent) : -1;
     if (ppm >= 0) stop_ppm_ = static_cast<std::uint64_t>(ppm);
-    // Both wait for whoever is inside, and so not under the mutex.
+    static constexpr Hooks kHooks = {describe, take_time};
     std::uint64_t never = 0;
-    if (g_since_ns.compare_exchange_strong(never, monotonic_ns())) {
-      Recorder::set_sink(take_time);
-    }
-    told_.profiler->set_describe(describe, this);
+    g_since_ns.compare_exchange_strong(never, monotonic_ns());
+    g_hooks.store(&kHooks);
     const Lock lock(&g_mutex);
+    profiler_->tuner = this;
     for (Switching* each = g_all; each != nullptr; each = each->next_) {
       if (each->communicator_.comm_id != communicator_.comm_id) continue;
       for (Switching* one : {each, this}) one->end_voting("another communicator here has its id");
@@ -73,16 +70,15 @@ class Switching {
       Switching** link = &g_all;
       while (*link != this) link = &(*link)->next_;
       *link = next_;
+      if (profiler_->tuner == this) profiler_->tuner = nullptr;
     }
-    const auto is_left = [this] { return inside_.load() == 0; };
-    wait_until(is_left, 2'000);
     // Rather a leak than a call in freed memory.
-    if (told_.profiler->set_describe(nullptr, nullptr) && is_left()) deallocate(this);
+    if (wait_until([this] { return inside_.load() == 0; })) deallocate(this);
   }
 
   /// Set the chosen cell to 0.0 and, with it, the channels; or touch nothing.
   ncclResult_t answer(const Question& question) noexcept {
-    CallMarks* marks = &told_.profiler->call_marks;
+    CallMarks* marks = &profiler_->call_marks;
     const bool overlaps = inside_.fetch_add(1) != 0;
     // NCCL forbids calls of one communicator at the same time; they cannot be counted.
     if (overlaps) end_voting("calls of it overlap");
@@ -170,7 +166,7 @@ class Switching {
       stops_.agreed(proposal, &received_[latest_]);
       if (is_change) table_number_ = static_cast<std::uint32_t>(stops_.number());
     }
-    if (is_change) told_.profiler->take_times(stops_.table() == nullptr);  // of probes
+    if (is_change) profiler_->take_times(stops_.table() == nullptr);  // of probes
     if (proposal.reason[0] == '\0' || std::strcmp(said_, proposal.reason) == 0) return;
     std::memcpy(said_, proposal.reason, sizeof said_);
     say(NCCL_LOG_INFO, said_);
@@ -191,9 +187,10 @@ class Switching {
   }
 
   /// On the thread of an event: of a graph's launches it is one of CUDA's.
-  static void describe(void* user, CallRecord* record) noexcept {
-    const auto* own = static_cast<Switching*>(user);
+  static void describe(const Profiler& of, CallRecord* record) noexcept {
     const Lock lock(&g_mutex);
+    const Switching* own = switching_of(of, *record);
+    if (own == nullptr) return;
     const DecisionTable* table = own->stops_.table();
     if (table == nullptr) record->flags |= kFlagProbe;
     if (table == nullptr) return;
@@ -204,25 +201,28 @@ class Switching {
                       (entry->protocol == kAuto || entry->protocol == record->protocol);
   }
 
-  /// From the recorder, on whatever thread.
-  static void take_time(const CallRecord& record) noexcept {
+  static void take_time(const Profiler& of, const CallRecord& record) noexcept {
     if (record.start_ns == 0 || record.stop_ns <= record.start_ns) return;
     // Launches of a graph share a number, and run what was chosen at their capture.
     if ((record.flags & kFlagCaptured) != 0) return;
     const Lock lock(&g_mutex);
-    for (Switching* each = g_all; each != nullptr; each = each->next_) {
-      const CreatedCommunicator& told = each->told_;
-      if (told.comm_id != record.comm_id || told.rank != record.rank) continue;
-      each->times_[each->num_times_++ % kMostTimes] = {
-          record.sequence,     record.size_bytes, record.stop_ns - record.start_ns,
-          record.collective,   record.algorithm,  record.protocol,
-          record.num_channels, record.decided,    record.flags};
-    }
+    Switching* own = switching_of(of, record);
+    if (own == nullptr) return;
+    own->times_[own->num_times_++ % kMostTimes] = {
+        record.sequence,     record.size_bytes, record.stop_ns - record.start_ns,
+        record.collective,   record.algorithm,  record.protocol,
+        record.num_channels, record.decided,    record.flags};
+  }
+
+  /// Null: none, or the profiler is another communicator's since. Under the mutex.
+  static Switching* switching_of(const Profiler& profiler, const CallRecord& record) noexcept {
+    auto* own = static_cast<Switching*>(profiler.tuner);
+    return own != nullptr && own->communicator_.comm_id == record.comm_id ? own : nullptr;
   }
 
   const Communicator communicator_;
   const int nccl_version_;
-  const CreatedCommunicator told_;
+  Profiler* const profiler_;
   const Arbiter arbiter_;
   const Vote vote_;
   Stops stops_;
@@ -242,8 +242,8 @@ class Switching {
 struct AdaptiveTuner {
   static ncclResult_t create(const Communicator& communicator, int abi_version,
                              ncclTunerConstants_v5_t*, void** context) noexcept {
-    CreatedCommunicator told;  // taken, and the id remembered, whatever follows
-    if (!take_created(communicator.comm_id, &told)) told.profiler = nullptr;
+    // It is taken, and the id remembered, whatever follows.
+    Profiler* const profiler = take_created(communicator.comm_id);
     Checked checked = check_communicator(communicator);
     if (checked.ids_repeat) Switching::end_voting_of_all();
     Joining joining = {communicator, checked, "none", true};
@@ -254,7 +254,7 @@ struct AdaptiveTuner {
     }
     void* room = std::malloc(sizeof(Switching));  // nothing that can fail may come after the vote
     const char* problem = room == nullptr ? "memory is short" : "";
-    if (told.profiler == nullptr) {
+    if (profiler == nullptr) {
       problem =
           "NCCL_PROFILER_PLUGIN does not name this library too: mode adaptive needs what NCCL "
           "tells a profiler alone";
@@ -262,7 +262,7 @@ struct AdaptiveTuner {
     std::snprintf(joining.problem, sizeof joining.problem, "%s", problem);
     const ncclResult_t result = agree_in_init(&joining);
     if (joining.verdict == Verdict::kTable) {
-      *context = new (room) Switching(joining, told);
+      *context = new (room) Switching(joining, profiler);
     } else {
       std::free(room);
     }

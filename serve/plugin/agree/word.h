@@ -14,7 +14,7 @@
 
 #include <atomic>
 
-#include "agree/seal.h"
+#include "agree/vote.h"
 
 namespace dynamiccl {
 

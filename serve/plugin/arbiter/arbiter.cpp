@@ -23,7 +23,7 @@
 #include <unordered_map>
 
 #include "agree/rounds.h"
-#include "agree/seal.h"
+#include "agree/vote.h"
 #include "arbiter/leader.h"
 
 namespace dynamiccl {

@@ -9,14 +9,13 @@
 
 namespace dynamiccl {
 
-/// CLOCK_MONOTONIC; never 0.
-inline std::uint64_t monotonic_ns() noexcept {
+inline std::uint64_t ns_of(clockid_t clock) noexcept {
   timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return (static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000U +
-          static_cast<std::uint64_t>(time.tv_nsec)) |
-         1;
+  clock_gettime(clock, &time);
+  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000U +
+         static_cast<std::uint64_t>(time.tv_nsec);
 }
+inline std::uint64_t monotonic_ns() noexcept { return ns_of(CLOCK_MONOTONIC) | 1; }  // never 0
 inline std::uint64_t monotonic_ms() noexcept { return monotonic_ns() / 1'000'000U; }
 
 inline void sleep_ns(std::uint64_t duration_ns) noexcept {

@@ -26,7 +26,7 @@
 #include <utility>
 #include <vector>
 
-#include "agree/seal.h"
+#include "agree/vote.h"
 #include "platform/clock.h"
 #include "programs.h"
 #include "vocabulary.h"

@@ -21,7 +21,6 @@
 #include "identity/communicator.h"
 #include "identity/environment.h"
 #include "platform/old_symbols.h"
-#include "platform/threads.h"
 #include "vocabulary.h"
 
 DYNAMICCL_OLD_SYMBOL(pthread_attr_setstacksize);
@@ -96,7 +95,7 @@ bool begin_file() noexcept {
   constexpr int kNew = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
   g_file = above_standard(openat(g_directory, name, kNew, 0644));
   if (g_file < 0) return false;
-  g_header.created_ns = realtime_ns();
+  g_header.created_ns = ns_of(CLOCK_REALTIME);
   g_header.checksum = checksum_of(g_header);
   g_file_bytes = sizeof g_header;
   if (write(g_file, &g_header, sizeof g_header) != sizeof g_header) {
@@ -164,7 +163,6 @@ std::uint64_t g_head = 0, g_tail = 0;
 std::uint32_t g_dropped = 0;
 std::atomic<int> g_communicators{0};
 std::atomic<bool> g_writes{false};
-std::atomic<Recorder::Sink> g_sink{nullptr};
 
 /// It polls: waking it for each record would cost whoever calls a collective a system call.
 void* write_records(void*) noexcept {
@@ -242,19 +240,13 @@ void Recorder::release() noexcept {
     const Lock lock(&g_mutex);
     return g_tail == g_head;
   };
-  wait_until(is_all_written, 2'000);
+  wait_until(is_all_written);
 }
 
-void Recorder::set_sink(Sink sink) noexcept { g_sink.store(sink); }
-
-bool Recorder::is_on() noexcept {
-  return g_writes.load(std::memory_order_relaxed) || g_sink.load(std::memory_order_relaxed);
-}
+bool Recorder::is_on() noexcept { return g_writes.load(std::memory_order_relaxed); }
 
 void Recorder::push(const CallRecord& record) noexcept {
-  const Sink sink = g_sink.load(std::memory_order_acquire);
-  if (sink != nullptr) sink(record);
-  if (!g_writes.load(std::memory_order_relaxed)) return;
+  if (!is_on()) return;
   const Lock lock(&g_mutex);
   if (g_head - g_tail == kMost) {
     ++g_dropped;

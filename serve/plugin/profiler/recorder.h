@@ -1,14 +1,34 @@
-// The recorder of this process: takes records from all communicators, writes calls files and feeds
-// a sink.
-// Its variables are read when a communicator comes, until the first files are begun.
+// The recorder of this process: takes records from all communicators and writes calls files. Its
+// variables are read when a communicator comes, until the first files are begun.
 #pragma once
+
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
 
 #include "nccl/tuner_abi.h"
+#include "platform/clock.h"
 
 namespace dynamiccl {
+
+/// As of when the library was loaded: later would be too late for a fork in between.
+inline const pid_t g_process = getpid();
+
+/// Whether this process was forked off one that had loaded the plugin: it has none of the threads.
+inline bool in_forked_child() noexcept { return getpid() != g_process; }
+
+/// Waits until other threads have left, say; returns whether they have within 2 s.
+template <typename Condition>
+bool wait_until(const Condition& is_met) noexcept {
+  constexpr int kLimitMs = 2'000;
+  constexpr std::uint64_t kNsPerMs = 1'000'000;
+  for (int i = 0; !is_met(); ++i) {
+    if (i == kLimitMs) return false;
+    sleep_ns(kNsPerMs);
+  }
+  return true;
+}
 
 /// Bits of CallRecord::flags.
 inline constexpr std::uint8_t kFlagCaptured = 1;    // captured in a CUDA graph
@@ -44,8 +64,6 @@ static_assert(sizeof(CallRecord) == 72 && offsetof(CallRecord, collective) == 64
 
 /// It has a thread once calls files are asked for, until the process ends.
 struct Recorder {
-  using Sink = void (*)(const CallRecord& record);
-
   /// A communicator has come. Null, or why no calls files are written though they were asked for.
   /// Their headers say the sampled share, and of which NCCL `logger` is.
   static const char* acquire(std::uint32_t sample_ppm, ncclDebugLogger_t logger) noexcept;
@@ -53,11 +71,7 @@ struct Recorder {
   /// A communicator has gone. With the last one all is written, if that takes no more than 2 s.
   static void release() noexcept;
 
-  /// Hand each record to `sink` as well, for good. It is called on the thread of the event, NCCL's
-  /// proxy's among them; it must not block, nor call the recorder or a profiler.
-  static void set_sink(Sink sink) noexcept;
-
-  /// Whether anybody takes records. When not, they need not be made.
+  /// Whether files are written. When not, records are not taken.
   static bool is_on() noexcept;
 
   /// From any thread; waits for no file.

@@ -20,7 +20,6 @@
 #include <vector>
 
 #include "agree/ballot.h"
-#include "agree/marks.h"
 #include "agree/rounds.h"
 #include "agree/stops.h"
 #include "identity/ids.h"

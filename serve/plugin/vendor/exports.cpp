@@ -19,8 +19,6 @@
 #include "tuner/init.h"
 
 DYNAMICCL_OLD_SYMBOL(dlerror);
-DYNAMICCL_OLD_SYMBOL(dlopen);
-DYNAMICCL_OLD_SYMBOL(dlsym);
 
 namespace {
 
