@@ -16,12 +16,6 @@ struct CostTable {
   int num_protocols;
 };
 
-/// Whether getCollInfo is about a collective that a cell decides. From 2.31 on NCCL asks about
-/// symmetric kernels too, with `numPipeOps` 0 (2.31.0a7 `src/scheduler/symmetric_sched.cc:158`,
-/// `src/tuning/tuning.cc`). A free cell would start one on buffers that are not registered: then
-/// nothing is written, and no call is counted.
-inline bool is_about_a_cell(int num_pipe_ops) noexcept { return num_pipe_ops != 0; }
-
 inline constexpr int kMostAlgorithms = 16;  // NCCL has 7, RCCL 8
 
 /// Whether `costs` has a shape of a cost table; otherwise it is neither read nor written.

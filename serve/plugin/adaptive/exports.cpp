@@ -11,8 +11,7 @@
 
 #include "agree/stops.h"
 #include "identity/environment.h"
-#include "nccl/tuner_shell.h"
-#include "platform/allocate.h"
+#include "platform/clock.h"
 #include "profiler/profiler.h"
 #include "tuner/init.h"
 
@@ -86,8 +85,7 @@ class Switching {
     const bool has_failed = has_failed_.load();
     const DecisionTable* table = has_failed ? nullptr : stops_.table();
     if (table != nullptr) {
-      dynamiccl::answer(*table, question.collective, question.size_bytes, question.costs,
-                        question.num_channels);
+      dynamiccl::answer(*table, question);
     }
     const std::uint64_t told = marks->pass();
     if (!overlaps) stops_.answered(question.collective, question.size_bytes, told);
@@ -240,8 +238,7 @@ class Switching {
 };
 
 struct AdaptiveTuner {
-  static ncclResult_t create(const Communicator& communicator, int abi_version,
-                             ncclTunerConstants_v5_t*, void** context) noexcept {
+  static ncclResult_t create(const Communicator& communicator, void** context) noexcept {
     // It is taken, and the id remembered, whatever follows.
     Profiler* const profiler = take_created(communicator.comm_id);
     Checked checked = check_communicator(communicator);
@@ -249,7 +246,7 @@ struct AdaptiveTuner {
     Joining joining = {communicator, checked, "none", true};
     // Before, the profiler does not tell which questions were launched as calls, and calls that a
     // rank only simulates would make the ranks differ at a stop.
-    if (abi_version < 5) {
+    if (communicator.abi_version < 5) {
       checked.reason_to_abstain = "mode adaptive needs NCCL 2.28 or later; mode table does not";
     }
     void* room = std::malloc(sizeof(Switching));  // nothing that can fail may come after the vote
@@ -270,7 +267,7 @@ struct AdaptiveTuner {
   }
 
   static ncclResult_t answer(void* context, const Question& question) noexcept {
-    if (!is_about_a_cell(question.num_pipe_ops)) return ncclSuccess;
+    if (!question.is_about_a_cell()) return ncclSuccess;
     return static_cast<Switching*>(context)->answer(question);
   }
 

@@ -54,8 +54,9 @@ inline bool parse_address(const char* text, Arbiter* arbiter) noexcept {
 struct Exchange {
   /// What was said in the end, or why there was no answer; but for kTable.
   char reason[sizeof Reply::reason] = "";
-  Reply proposal;              // what was confirmed
-  const void* told = nullptr;  // `vote.body_bytes` that follow the vote
+  ReplyKind heard = ReplyKind::kStranger;  // last, under the key
+  Reply proposal;                          // what was confirmed
+  const void* told = nullptr;              // `vote.body_bytes` that follow the vote
   /// What came with the proposal, kMostBodyBytes.
   std::uint8_t* body = nullptr;
   /// Whether this rank can use it; all that may fail. Asked before it confirms.
@@ -177,6 +178,7 @@ struct Caller {
   bool listen() noexcept {
     Reply reply;
     if (!hear_all(&reply, sizeof reply) || !is_sound(arbiter.key, reply, ballot.vote)) return false;
+    exchange->heard = reply.kind;
     const bool is_proposal = reply.kind == ReplyKind::kStillThere;
     if (reply.body_bytes > 0) {
       const bool is_wanted = is_proposal && exchange->body != nullptr;

@@ -200,7 +200,7 @@ struct Told {
 };
 static_assert(sizeof(Told) == 40, "no gaps: it is sent as it lies in memory");
 
-/// The GPU time of one call on this rank; fields of profiler/recorder.h.
+/// The GPU time of one call on this rank; fields of CallRecord (profiler/profiler.h).
 struct CallTime {
   std::uint64_t sequence, size_bytes, duration_ns;
   std::uint8_t collective, algorithm, protocol, num_channels, decided, flags;

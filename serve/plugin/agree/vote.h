@@ -145,14 +145,14 @@ inline constexpr std::uint64_t vote_limit_ms(const Limits& limits,
 }
 
 struct Key {
-  std::uint64_t low = 0;
-  std::uint64_t high = 0;
+  std::uint64_t halves[2] = {};
 };
 
 /// SipHash-2-4 of `size` bytes.
 inline std::uint64_t siphash(const Key& key, const void* bytes, std::size_t size) noexcept {
-  std::uint64_t v[4] = {key.low ^ 0x736f6d6570736575U, key.high ^ 0x646f72616e646f6dU,
-                        key.low ^ 0x6c7967656e657261U, key.high ^ 0x7465646279746573U};
+  const auto [low, high] = key.halves;
+  std::uint64_t v[4] = {low ^ 0x736f6d6570736575U, high ^ 0x646f72616e646f6dU,
+                        low ^ 0x6c7967656e657261U, high ^ 0x7465646279746573U};
   // v[add_to] += v[from], and v[from] is rotated and mixed with the sum.
   const auto mix = [&v](int add_to, int from, int bits) {
     v[add_to] += v[from];

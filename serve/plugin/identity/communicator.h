@@ -30,6 +30,8 @@ struct Communicator {
   ncclDebugLogger_t logger;                   // may be null
   ncclNvlDomainInfo_v5_t* domains = nullptr;  // null: not told
   std::uint64_t comm_id = 0;                  // 0: not told
+  int abi_version = 0;                        // of the struct that NCCL took
+  ncclTunerConstants_v5_t* constants = nullptr;
 };
 
 struct Checked {

@@ -1,4 +1,5 @@
-// Clocks, random numbers and a mutex, without a symbol newer than glibc 2.28.
+// Clocks, random numbers, a mutex and objects on the heap, without a symbol newer than glibc 2.28
+// and where neither new nor delete can be had: see CMakeLists.txt.
 #pragma once
 
 #include <pthread.h>
@@ -6,6 +7,8 @@
 #include <time.h>
 
 #include <cstdint>
+#include <cstdlib>
+#include <new>
 
 namespace dynamiccl {
 
@@ -42,5 +45,19 @@ struct Lock {
   Lock(const Lock&) = delete;
   Mutex* held;
 };
+
+/// Null when memory is short.
+template <typename T, typename... Arguments>
+T* allocate(Arguments&&... arguments) noexcept {
+  void* memory = std::malloc(sizeof(T));
+  return memory != nullptr ? new (memory) T(arguments...) : nullptr;
+}
+
+template <typename T>
+void deallocate(T* object) noexcept {
+  if (object == nullptr) return;
+  object->~T();
+  std::free(object);
+}
 
 }  // namespace dynamiccl

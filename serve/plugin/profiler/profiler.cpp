@@ -11,7 +11,7 @@
 
 #include "identity/communicator.h"
 #include "identity/environment.h"
-#include "platform/allocate.h"
+#include "platform/clock.h"
 
 namespace dynamiccl {
 namespace {
@@ -434,11 +434,11 @@ void Profiler::take_times(bool wanted) noexcept {
   for (const auto& each : latest) let_go(mask, &each);
 }
 
-extern "C" DYNAMICCL_EXPORT const ncclProfiler_v4_t ncclProfiler_v4 = {
+DYNAMICCL_EXPORT const ncclProfiler_v4_t ncclProfiler_v4 = {
     kName, init_v4, startEvent<ncclProfilerEventDescr_v4_t>, stopEvent, recordEventState, finalize};
-extern "C" DYNAMICCL_EXPORT const ncclProfiler_v5_t ncclProfiler_v5 = {
+DYNAMICCL_EXPORT const ncclProfiler_v5_t ncclProfiler_v5 = {
     kName, init<5>, startEvent<ncclProfilerEventDescr_v5_t>, stopEvent, recordEventState, finalize};
-extern "C" DYNAMICCL_EXPORT const ncclProfiler_v6_t ncclProfiler_v6 = {
+DYNAMICCL_EXPORT const ncclProfiler_v6_t ncclProfiler_v6 = {
     kName, init<6>, startEvent<ncclProfilerEventDescr_v5_t>, stopEvent, recordEventState, finalize};
 
 }  // namespace dynamiccl

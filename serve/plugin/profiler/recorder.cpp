@@ -3,7 +3,6 @@
 // A file is a header and then entries, each with a checksum of its own: a process may be killed
 // while it writes. All numbers are little-endian. All writing is done with write(): a store into a
 // mapped file on a full disk would be a signal.
-#include "profiler/recorder.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,6 +20,7 @@
 #include "identity/communicator.h"
 #include "identity/environment.h"
 #include "platform/old_symbols.h"
+#include "profiler/profiler.h"
 #include "vocabulary.h"
 
 DYNAMICCL_OLD_SYMBOL(pthread_attr_setstacksize);

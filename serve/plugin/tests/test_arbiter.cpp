@@ -300,7 +300,8 @@ int main(int, char** argv) {
   g_program = argv[1];
   std::random_device draw;
   g_key = {std::uint64_t{draw()} << 32 | draw(), std::uint64_t{draw()} << 32 | draw()};
-  std::snprintf(g_key_text, sizeof g_key_text, "%016" PRIx64 "%016" PRIx64, g_key.low, g_key.high);
+  std::snprintf(g_key_text, sizeof g_key_text, "%016" PRIx64 "%016" PRIx64, g_key.halves[0],
+                g_key.halves[1]);
   setenv("DYNAMICCL_JOB", "0000000000a1b2c3", 1);
   setenv("DYNAMICCL_KEY", g_key_text, 1);
   setenv("DYNAMICCL_KILL_FILE", (std::string("/tmp/") + g_key_text).c_str(), 1);

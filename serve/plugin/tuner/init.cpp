@@ -64,12 +64,10 @@ const char* find_meeting(Joining* joining) noexcept {
   if (!parse_address(arbiter, &joining->arbiter)) {
     return "DYNAMICCL_ARBITER is not an address and a port, as 10.0.0.1:7000 or [fd00::1]:7000";
   }
-  std::uint64_t key[2] = {};
-  if (!parse_hex(value_of("DYNAMICCL_KEY"), 2, key)) {
+  if (!parse_hex(value_of("DYNAMICCL_KEY"), 2, joining->arbiter.key.halves)) {
     return "DYNAMICCL_KEY is not 32 hex digits; install the artifact and start the job with "
            "dynamiccl-run";
   }
-  joining->arbiter.key = {key[0], key[1]};
   return nullptr;
 }
 

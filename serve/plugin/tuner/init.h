@@ -13,9 +13,7 @@
 #pragma once
 
 #include "agree/caller.h"
-#include "choice.h"
-#include "identity/communicator.h"
-#include "table.h"
+#include "nccl/tuner_shell.h"
 
 namespace dynamiccl {
 
@@ -47,8 +45,9 @@ ncclResult_t agree_in_init(Joining* joining) noexcept;
 std::uint64_t take_comm_id(const Communicator& communicator) noexcept;
 
 /// The same for a library of tables: `*table` is null where NCCL's own choice stands.
-inline ncclResult_t init_communicator(const Communicator& communicator, const char* asked_first,
+inline ncclResult_t init_communicator(Communicator communicator, const char* asked_first,
                                       const DecisionTable** table) noexcept {
+  if (communicator.abi_version < 5) communicator.comm_id = take_comm_id(communicator);
   const Checked checked = check_communicator(communicator);  // whatever follows
   Joining joining = {communicator, checked, asked_first};
   const ncclResult_t result = agree_in_init(&joining);
@@ -56,13 +55,18 @@ inline ncclResult_t init_communicator(const Communicator& communicator, const ch
   return result;
 }
 
-/// Sets the cost of the chosen cell to 0.0 and the number of channels; or changes nothing.
-inline void answer(const DecisionTable& table, int collective, std::size_t size_bytes,
-                   const CostTable& costs, int* num_channels) noexcept {
+/// The entry for what NCCL asks; null: nothing is to be touched.
+inline const Entry* entry_for(const DecisionTable& table, const Question& question) noexcept {
   // RCCL has an eighth algorithm.
-  const bool is_nccl = is_sound(costs) && costs.num_algorithms <= kNumAlgorithms;
-  const Entry* entry = is_nccl ? lookup(table, collective, size_bytes) : nullptr;
-  if (entry != nullptr) choose(*entry, table.num_nodes, costs, num_channels);
+  const bool is_nccl = is_sound(question.costs) && question.costs.num_algorithms <= kNumAlgorithms;
+  if (!is_nccl || !question.is_about_a_cell()) return nullptr;
+  return lookup(table, question.collective, question.size_bytes);
+}
+
+/// Sets the cost of the chosen cell to 0.0 and the number of channels; or changes nothing.
+inline void answer(const DecisionTable& table, const Question& question) noexcept {
+  const Entry* entry = entry_for(table, question);
+  if (entry != nullptr) choose(*entry, table.num_nodes, question.costs, question.num_channels);
 }
 
 }  // namespace dynamiccl

@@ -266,7 +266,7 @@ class Communicator {
   void destroy() {
     process_.proxy.finish(this);
     if (has_tuner_) {
-      check(process_.tuner->destroy(tuner_context_), "the tuner's finalize");
+      check(process_.tuner->finalize(tuner_context_), "the tuner's finalize");
       process_.tuner.close();
     }
     if (!has_profiler_) return;
