@@ -51,8 +51,8 @@ ARBITER_MS: Final = 30_000
 SYSTEM = "bench"
 #: Written by tests.vocabulary.
 GENERATED: Final = "vocabulary.h"
-#: Targets of CMakeLists.txt that the tuner of a job is linked of (`set(thin ...)`).
-TUNER_PARTS: Final = ("thin_parts", "nccl-tuner-dynamiccl")
+#: Targets of CMakeLists.txt that the tuner of a job is linked of.
+TUNER_PARTS: Final = ("nccl-tuner-dynamiccl",)
 ADAPTIVE_PARTS: Final = ("nccl-tuner-dynamiccl-adaptive",)
 #: By what ranks agree, how many, in how many processes, and how often.
 VOTES: Final = (

@@ -22,10 +22,6 @@ inline constexpr const char* kIndexVersion = "dynamiccl-index\t1\n";
 inline const char* read_ours(const std::string& path, std::size_t most, std::string* text,
                              unsigned forbidden = S_IWGRP | S_IWOTH) {
   const File file(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
-  if (!file.is_open()) {
-    if (errno == ENOENT) return "there is no such file";
-    return errno == ELOOP ? "it is a symbolic link" : "it cannot be opened";
-  }
   if (const char* why = why_not_ours(file.descriptor(), S_IFREG, forbidden)) return why;
   text->resize(most + 1);
   const ssize_t size = file.read_all(text->data(), text->size());

@@ -224,10 +224,7 @@ const char* Recorder::acquire(std::uint32_t sample_ppm, ncclDebugLogger_t logger
   fill_header(sample_ppm, logger);
   mkdir(directory, 0700);  // if only its last part is missing; no link is followed to it
   g_directory = open(directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  const char* problem = g_directory >= 0   ? why_not_ours(g_directory, S_IFDIR)
-                        : errno == ENOENT  ? "there is no such directory"
-                        : errno == ENOTDIR ? "it is not a directory, or a symbolic link to one"
-                                           : "it cannot be opened";
+  const char* problem = why_not_ours(g_directory, S_IFDIR);
   if (problem == nullptr && !start_writing()) problem = "its thread cannot be started";
   g_writes.store(problem == nullptr);
   if (problem != nullptr) close(g_directory);

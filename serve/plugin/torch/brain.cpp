@@ -73,9 +73,7 @@ class Brain {
   explicit Brain(const BrainQuestion& question) {
     const std::string path = question.artifact + "/brain.pt";
     const File file(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
-    const char* problem = nullptr;
-    if (!file.is_open()) problem = errno == ELOOP ? "it is a symbolic link" : std::strerror(errno);
-    if (problem == nullptr) problem = why_not_ours(file.descriptor(), S_IFREG);
+    const char* problem = why_not_ours(file.descriptor(), S_IFREG);
     if (problem != nullptr) throw std::runtime_error(path + ": " + problem);
     // What was looked at, whatever has that name by now.
     script_ = torch::jit::load("/proc/self/fd/" + std::to_string(file.descriptor()), at::kCPU);
