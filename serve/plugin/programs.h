@@ -9,10 +9,7 @@
 namespace dynamiccl {
 
 /// The value of an environment variable; empty where it is not set.
-inline std::string text_of(const char* variable) {
-  const char* text = value_of(variable);
-  return text != nullptr ? text : "";
-}
+inline std::string text_of(const char* variable) { return value_of(variable, ""); }
 
 /// Of an artifact's plugin.index (serve/artifact.py), and its first line.
 inline constexpr std::size_t kMostIndexBytes = 65'536;

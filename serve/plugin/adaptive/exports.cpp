@@ -1,9 +1,7 @@
 // Mode adaptive, as NCCL sees it: a communicator agrees in `init` as in mode table, then looks up
 // in the table in force, and votes on the next one from inside those of its calls that are stops
-// (agree/stops.h). No thread, no file, and no connection but during a stop.
-//
-// As in tuner/init.h every function returns success, but for an `init` or a call that heard nothing
-// for the answer limit after it had confirmed.
+// (agree/stops.h). No thread, no file, and no connection but during a stop. What is no success:
+// tuner/init.h.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -11,7 +9,7 @@
 
 #include "agree/stops.h"
 #include "identity/environment.h"
-#include "platform/clock.h"
+#include "platform/system.h"
 #include "profiler/profiler.h"
 #include "tuner/init.h"
 
@@ -31,13 +29,11 @@ class Switching {
   /// A second one of one id ends voting for both.
   Switching(const Joining& joined, Profiler* profiler) noexcept
       : communicator_(joined.communicator),
-        nccl_version_(joined.checked.nccl_version),
         profiler_(profiler),
         arbiter_(joined.arbiter),
         vote_(joined.vote),
         stops_(communicator_.comm_id, joined.table, joined.exchange.proposal) {
-    const char* percent = value_of("DYNAMICCL_STOP_PERCENT");
-    const int ppm = percent != nullptr ? sample_ppm_of(percent) : -1;
+    const int ppm = sample_ppm_of(value_of("DYNAMICCL_STOP_PERCENT", "0.1"));
     if (ppm >= 0) stop_ppm_ = static_cast<std::uint64_t>(ppm);
     static constexpr Hooks kHooks = {describe, take_time};
     std::uint64_t never = 0;
@@ -132,8 +128,8 @@ class Switching {
     told.lived_ns = lived_ns;
     told.waited_ns = waited_ns;
     told.num_nodes = static_cast<std::uint32_t>(communicator_.num_nodes);
-    told.nccl_version = static_cast<std::uint32_t>(nccl_version_);
-    told.in_force = stops_.table() == nullptr ? InForce::kOwnChoice : InForce::kTable;
+    told.nccl_version = static_cast<std::uint32_t>(communicator_.nccl_version);
+    told.has_table = stops_.table() != nullptr ? 1 : 0;
     told.last_table = stops_.last_table()->checksum;
     std::memcpy(body, &told, sizeof told);
     const Lock lock(&g_mutex);
@@ -150,7 +146,7 @@ class Switching {
     if (proposal.change != Change::kNewTable) return proposal.body_bytes == 0;
     DecisionTable* table = &own->received_[own->latest_ ^ 1];  // will not be in force again
     if (decode_table(exchange.body, proposal.body_bytes, table) != nullptr) return false;
-    leave_out_what_no_job_may_ask(own->nccl_version_, table);
+    leave_out_what_no_job_may_ask(own->communicator_.nccl_version, table);
     const Communicator& communicator = own->communicator_;
     return is_for(*table, communicator.num_nodes, communicator.num_ranks);
   }
@@ -219,7 +215,6 @@ class Switching {
   }
 
   const Communicator communicator_;
-  const int nccl_version_;
   Profiler* const profiler_;
   const Arbiter arbiter_;
   const Vote vote_;
@@ -238,17 +233,18 @@ class Switching {
 };
 
 struct AdaptiveTuner {
-  static ncclResult_t create(const Communicator& communicator, void** context) noexcept {
+  static ncclResult_t create(Communicator communicator, void** context) noexcept {
     // It is taken, and the id remembered, whatever follows.
     Profiler* const profiler = take_created(communicator.comm_id);
-    Checked checked = check_communicator(communicator);
-    if (checked.ids_repeat) Switching::end_voting_of_all();
-    Joining joining = {communicator, checked, "none", true};
+    communicator = check_communicator(communicator);
+    if (communicator.ids_repeat) Switching::end_voting_of_all();
     // Before, the profiler does not tell which questions were launched as calls, and calls that a
     // rank only simulates would make the ranks differ at a stop.
     if (communicator.abi_version < 5) {
-      checked.reason_to_abstain = "mode adaptive needs NCCL 2.28 or later; mode table does not";
+      communicator.reason_to_abstain =
+          "mode adaptive needs NCCL 2.28 or later; mode table does not";
     }
+    Joining joining = {communicator, "none", true};
     void* room = std::malloc(sizeof(Switching));  // nothing that can fail may come after the vote
     const char* problem = room == nullptr ? "memory is short" : "";
     if (profiler == nullptr) {

@@ -17,7 +17,7 @@
 #include "agree/ballot.h"
 #include "agree/vote.h"
 #include "identity/environment.h"
-#include "platform/clock.h"
+#include "platform/system.h"
 
 namespace dynamiccl {
 

@@ -46,11 +46,9 @@ struct CallMarks {
   /// What was asked about before has been launched: the next one begins a group.
   static constexpr std::uint64_t kBegins = 2;
 
-  /// Whether NCCL's profiler tells. If not, every question counts as the beginning of a group.
-  void begin(bool is_told_of_launches) noexcept {
+  void begin() noexcept {
     bits.store(kBegins, std::memory_order_relaxed);
     group = nullptr;
-    kept = is_told_of_launches ? ~kBegins : ~std::uint64_t{0};
   }
   /// Set by the profiler, on the calling thread.
   void set_captured(bool is_captured) noexcept {
@@ -67,7 +65,7 @@ struct CallMarks {
   /// A question has been answered. Returns the marks that it came with.
   std::uint64_t pass() noexcept {
     const std::uint64_t before = bits.load(std::memory_order_relaxed);
-    bits.store(before & kept, std::memory_order_relaxed);
+    bits.store(before & ~kBegins, std::memory_order_relaxed);
     return before;
   }
   bool begins_group() const noexcept {
@@ -75,7 +73,6 @@ struct CallMarks {
   }
 
   std::atomic<std::uint64_t> bits{kBegins};
-  std::uint64_t kept = ~std::uint64_t{0};
   const void* group = nullptr;  // of the API, that the latest collective belongs to
 };
 
@@ -186,14 +183,12 @@ class Stops {
   bool votes_ = true;
 };
 
-enum class InForce : std::uint64_t { kOwnChoice, kTable };
-
 /// What a rank tells the leader at a stop, the body of its vote; after it come the times of its
 /// latest calls. None of it needs to be equal on all ranks: only what is proposed depends on it.
 struct Told {
-  std::uint64_t lived_ns = 0;   // of the process, since its first communicator
-  std::uint64_t waited_ns = 0;  // of that, inside calls at stops of any communicator
-  InForce in_force = InForce::kTable;
+  std::uint64_t lived_ns = 0;    // of the process, since its first communicator
+  std::uint64_t waited_ns = 0;   // of that, inside calls at stops of any communicator
+  std::uint64_t has_table = 1;   // in force; 0: NCCL's own choice is
   std::uint64_t last_table = 0;  // checksum of the file of the table that is, or was, in force
   std::uint32_t num_nodes = 0;   // NCCL's
   std::uint32_t nccl_version = 0;

@@ -12,8 +12,7 @@
 #include "identity/environment.h"
 #include "identity/ids.h"
 #include "nccl/tuner_abi.h"
-#include "platform/clock.h"
-#include "platform/old_symbols.h"
+#include "platform/system.h"
 #include "vocabulary.h"
 
 DYNAMICCL_OLD_SYMBOL(dladdr);
@@ -23,7 +22,7 @@ DYNAMICCL_OLD_SYMBOL(dlsym);
 
 namespace dynamiccl {
 
-/// What NCCL tells a tuner's `init`.
+/// What NCCL tells a tuner's `init`, and what is found of it.
 struct Communicator {
   std::size_t num_ranks;
   std::size_t num_nodes;
@@ -32,12 +31,11 @@ struct Communicator {
   std::uint64_t comm_id = 0;                  // 0: not told
   int abi_version = 0;                        // of the struct that NCCL took
   ncclTunerConstants_v5_t* constants = nullptr;
-};
 
-struct Checked {
-  int nccl_version;               // of the NCCL that calls, as ncclGetVersion says; 0: unknown
-  const char* reason_to_abstain;  // the same on all its ranks; null: none
-  bool ids_repeat;                // a reason too (ids.h), but one that its other ranks may not know
+  // Of check_communicator:
+  int nccl_version = 0;  // of the NCCL that calls, as ncclGetVersion says; 0: unknown
+  const char* reason_to_abstain = nullptr;  // the same on all its ranks; null: none
+  bool ids_repeat = false;  // a reason too (ids.h), but one that its other ranks may not know
 };
 
 /// The result of ncclGetVersion in a loaded library (null: in the program and what it is linked
@@ -52,13 +50,12 @@ inline int nccl_version_in(const char* library) noexcept {
   return version;
 }
 
-inline const char* reason_to_abstain(const Communicator& communicator, int nccl_version,
-                                     const char* nccl_library) noexcept {
+inline const char* why_not(const Communicator& communicator, const char* nccl_library) noexcept {
   if (std::strstr(nccl_library, "librccl") != nullptr) {
     return "this is RCCL, whose algorithms are others";
   }
   static_assert(kOldestNccl == 22700 && kNewestNccl == 23099, "the line below says so");
-  if (nccl_version < kOldestNccl || nccl_version > kNewestNccl) {
+  if (communicator.nccl_version < kOldestNccl || communicator.nccl_version > kNewestNccl) {
     return "this is another release of NCCL than 2.27 to 2.30, whose sources were read";
   }
   if (value_of("NCCL_COMM_ID") != nullptr) {
@@ -91,14 +88,15 @@ inline int nccl_version_of(ncclDebugLogger_t logger, const char** library) noexc
 
 /// Whether a new communicator can be told from all others. Its id is remembered, so this must be
 /// called for each communicator of the process, those that abstain for other reasons included.
-inline Checked check_communicator(const Communicator& communicator) noexcept {
+inline Communicator check_communicator(Communicator communicator) noexcept {
   static Mutex mutex;
   static Ids ids;  // of all communicators of this process, parents of shrunk ones included
   const char* library = nullptr;
-  const int version = nccl_version_of(communicator.logger, &library);
+  communicator.nccl_version = nccl_version_of(communicator.logger, &library);
+  communicator.reason_to_abstain = why_not(communicator, library);
   const Lock lock(&mutex);
-  const bool ids_repeat = ids.note(communicator.comm_id);  // whatever its reason is
-  return {version, reason_to_abstain(communicator, version, library), ids_repeat};
+  communicator.ids_repeat = ids.note(communicator.comm_id);  // whatever its reason is
+  return communicator;
 }
 
 /// A line in NCCL's log.

@@ -2,9 +2,9 @@
 // library. NCCL's own names are used.
 #pragma once
 
-#include "choice.h"
 #include "identity/communicator.h"
 #include "nccl/tuner_abi.h"
+#include "table.h"
 
 namespace dynamiccl {
 

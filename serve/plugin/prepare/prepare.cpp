@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "agree/caller.h"
-#include "platform/clock.h"
+#include "platform/system.h"
 #include "programs.h"
 #include "vocabulary.h"
 
@@ -349,9 +349,8 @@ Start find_start() {
     if (!name.empty()) start.name += (start.name.empty() ? "" : ".") + name;
   }
   if (start.name.empty() && !start.is_rank) start.name = std::to_string(draw());
-  const char* restart = value_of("DYNAMICCL_RESTART");
-  const std::string attempt =
-      start.name + '\n' + (restart != nullptr ? restart : text_of("SLURM_RESTART_COUNT"));
+  const char* restart = value_of("DYNAMICCL_RESTART", value_of("SLURM_RESTART_COUNT", ""));
+  const std::string attempt = start.name + '\n' + restart;
   start.id = fnv1a(attempt.data(), attempt.size()) | 1;
   return start;
 }

@@ -11,7 +11,7 @@
 
 #include "identity/communicator.h"
 #include "identity/environment.h"
-#include "platform/clock.h"
+#include "platform/system.h"
 
 namespace dynamiccl {
 namespace {
@@ -358,9 +358,7 @@ ncclResult_t init(void** context, std::uint64_t commId, int* eActivationMask, co
     say(communicator, NCCL_LOG_INFO, "records no collectives: memory is short");
     return ncclSuccess;
   }
-  const char* percent = value_of("DYNAMICCL_SAMPLE_PERCENT");
-  const int sample_ppm = sample_ppm_of(percent != nullptr ? percent : "1");
-  constexpr bool kHasLaunches = version >= 5;  // NCCL tells of launches and captures
+  const int sample_ppm = sample_ppm_of(value_of("DYNAMICCL_SAMPLE_PERCENT", "1"));
   profiler->blank.comm_id = commId;
   profiler->blank.rank = rank;
   profiler->blank.num_ranks = nranks;
@@ -369,10 +367,10 @@ ncclResult_t init(void** context, std::uint64_t commId, int* eActivationMask, co
   profiler->sample_ppm = sample_ppm > 0 ? static_cast<std::uint32_t>(sample_ppm) : 0;
   profiler->hides_broadcasts.store(version >= 6, std::memory_order_relaxed);
   for (auto& latest : profiler->latest) latest.store(~std::uint64_t{0}, std::memory_order_relaxed);
-  profiler->call_marks.begin(kHasLaunches);
+  profiler->call_marks.begin();
   const char* problem = Recorder::acquire(profiler->sample_ppm, logfn);
   // Other bits are left as they are: they may belong to a burst.
-  constexpr int kWanted = ncclProfileColl | (kHasLaunches ? ncclProfileKernelLaunch : 0);
+  constexpr int kWanted = ncclProfileColl | (version >= 5 ? ncclProfileKernelLaunch : 0);
   __atomic_fetch_or(eActivationMask, kWanted, __ATOMIC_RELAXED);
   profiler->take_times((Recorder::is_on() || g_hooks.load() != nullptr) &&
                        in_burst(0, profiler->sample_ppm));

@@ -11,7 +11,7 @@
 
 #include "agree/stops.h"
 #include "nccl/profiler_abi.h"
-#include "platform/clock.h"
+#include "platform/system.h"
 #include "vocabulary.h"
 
 namespace dynamiccl {

@@ -14,12 +14,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <initializer_list>
 
 #include "file.h"
 #include "identity/communicator.h"
 #include "identity/environment.h"
-#include "platform/old_symbols.h"
+#include "platform/system.h"
 #include "profiler/profiler.h"
 #include "vocabulary.h"
 
@@ -128,13 +127,9 @@ bool write_entries(const CallsEntry* entries, std::size_t count) noexcept {
   return true;
 }
 
-/// The first of the variables that is set, else `otherwise`.
 template <std::size_t size>
-void copy_first(char (&text)[size], std::initializer_list<const char*> variables,
-                const char* otherwise = "") noexcept {
-  const char* found = nullptr;
-  for (const char* variable : variables) found = found != nullptr ? found : value_of(variable);
-  std::snprintf(text, size, "%s", found != nullptr ? found : otherwise);
+void copy(const char* from, char (&text)[size]) noexcept {
+  std::snprintf(text, size, "%s", from);
 }
 
 /// What the headers say of the process.
@@ -144,12 +139,13 @@ void fill_header(std::uint32_t sample_ppm, ncclDebugLogger_t logger) noexcept {
   g_header.nccl_version = nccl_version_of(logger, &library);
   g_header.sample_ppm = sample_ppm;
   g_header.pid = getpid();
-  copy_first(g_header.plugin_version, {}, kPluginVersion);
-  copy_first(g_header.mode, {"DYNAMICCL_MODE"}, "observe");
-  copy_first(g_header.job, {"DYNAMICCL_JOB_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"});
-  copy_first(g_header.fingerprint, {"DYNAMICCL_MACHINE"});
+  const char* job = value_of("SLURM_JOB_ID", value_of("TORCHELASTIC_RUN_ID", ""));
+  copy(kPluginVersion, g_header.plugin_version);
+  copy(value_of("DYNAMICCL_MODE", "observe"), g_header.mode);
+  copy(value_of("DYNAMICCL_JOB_ID", job), g_header.job);
+  copy(value_of("DYNAMICCL_MACHINE", ""), g_header.fingerprint);
   char (&host)[sizeof g_header.host] = g_header.host;
-  if (gethostname(host, sizeof host - 1) != 0) copy_first(host, {}, "unknown");
+  if (gethostname(host, sizeof host - 1) != 0) copy("unknown", host);
 }
 
 // ---- From NCCL's threads to the one that writes

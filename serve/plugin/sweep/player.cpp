@@ -14,7 +14,7 @@
 #include "file.h"
 #include "identity/environment.h"
 #include "nccl/tuner_shell.h"
-#include "platform/clock.h"
+#include "platform/system.h"
 #include "sweep/schedule.h"
 
 namespace {
@@ -263,11 +263,10 @@ class Player {
 struct SweepTuner {
   static ncclResult_t create(const Communicator& communicator, void** context) noexcept {
     if (is_one("DYNAMICCL_DISABLE")) return ncclSuccess;
-    const char* mode = value_of("DYNAMICCL_MODE");
-    if (mode == nullptr || std::strcmp(mode, "sweep") != 0) {
+    const char* mode = value_of("DYNAMICCL_MODE", "");
+    if (std::strcmp(mode, "sweep") != 0) {
       say(communicator, NCCL_LOG_INFO,
-          "NCCL's own choice stands: this library is for sweeps, and DYNAMICCL_MODE is '%s'",
-          mode != nullptr ? mode : "");
+          "NCCL's own choice stands: this library is for sweeps, and DYNAMICCL_MODE is '%s'", mode);
       return ncclSuccess;
     }
     const char* path = value_of("DYNAMICCL_SCHEDULE");

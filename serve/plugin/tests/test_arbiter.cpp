@@ -22,7 +22,7 @@
 
 #include "agree/caller.h"
 #include "arbiter/guard.h"
-#include "platform/clock.h"
+#include "platform/system.h"
 #include "tests/check.h"
 #include "tests/table_file.h"
 
@@ -180,7 +180,10 @@ void check_no_threads() {
   }
   const pid_t worker = processes()[1];
   kill(worker, SIGKILL);
-  CHECK(comes_true([&] { return processes().size() == 2 && processes()[1] != worker; }));
+  CHECK(comes_true([&] {
+    const std::vector<pid_t> now = processes();
+    return now.size() == 2 && now[1] != worker;
+  }));
   check_all(play(arbiter, 2, 2), Verdict::kAbstain,
             "whether a kill file is there is not known yet");
   for (const pid_t other : others) end(other);

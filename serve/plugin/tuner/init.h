@@ -1,6 +1,7 @@
 // A communicator's vote in `init`, for the libraries of tables (exports.cpp, ../vendor) and of mode
 // adaptive. Everything returns success, since an error fails a communicator or a collective, but an
-// `init` that heard nothing for the answer limit after it had confirmed (agree/ballot.h).
+// `init`, or a call that is a stop, that heard nothing for the answer limit after it had confirmed
+// (agree/ballot.h).
 //
 // NCCL calls `init` on every rank of every new communicator after all have met in the bootstrap,
 // without a lock, each creation of a group on a thread of its own (2.30.7 `src/group.cc:484`): up
@@ -31,7 +32,6 @@ namespace dynamiccl {
 
 struct Joining {
   const Communicator& communicator;
-  const Checked& checked;
   /// The vendor's tuner that is called before ours, equal on all ranks.
   const char* asked_first = "none";
   /// Mode adaptive, whose ranks meet at the arbiter, where the leader is.
@@ -78,12 +78,11 @@ inline const char* find_meeting(Joining* joining) noexcept {
   if (!parse_hex(job, 1, &joining->vote.round.job)) {
     return "DYNAMICCL_JOB is not 16 hex digits; start the job with dynamiccl-run";
   }
-  const char* word = value_of("DYNAMICCL_WORD");
+  const char* word = value_of("DYNAMICCL_WORD", "");
   const char* arbiter = value_of("DYNAMICCL_ARBITER");
-  const bool is_on_one_host = word != nullptr ? std::strcmp(word, "0") != 0 : arbiter == nullptr;
-  joining->by_word =
-      !joining->has_stops && ((joining->communicator.num_nodes == 1 && is_on_one_host) ||
-                              (word != nullptr && std::strcmp(word, "all") == 0));
+  const bool is_on_one_host = word[0] != '\0' ? std::strcmp(word, "0") != 0 : arbiter == nullptr;
+  const bool may_meet = joining->communicator.num_nodes == 1 && is_on_one_host;
+  joining->by_word = !joining->has_stops && (may_meet || std::strcmp(word, "all") == 0);
   if (joining->by_word) return nullptr;
   if (arbiter == nullptr) {
     return "DYNAMICCL_ARBITER is not set, which mode adaptive and ranks on several hosts need: "
@@ -121,28 +120,28 @@ inline void read_table(const File& file, Joining* joining) noexcept {
     DYNAMICCL_FAIL("its table: %s", problem);
   }
   joining->vote.fields[2] = made->table.checksum;  // of all bytes, as they were read
-  leave_out_what_no_job_may_ask(joining->checked.nccl_version, &made->table);
+  leave_out_what_no_job_may_ask(joining->communicator.nccl_version, &made->table);
   joining->table = keep(made);
 }
 
 inline void find_table(Joining* joining) noexcept {
   const Communicator& communicator = joining->communicator;
-  const int nccl_version = joining->checked.nccl_version;
-  if (joining->checked.ids_repeat)
+  const int nccl_version = joining->communicator.nccl_version;
+  if (joining->communicator.ids_repeat)
     DYNAMICCL_FAIL("a communicator was shrunk before: ids may repeat");
-  const char* rearch = value_of("NCCL_ENQUEUE_REARCH_ENABLE");
-  if (rearch != nullptr && std::strcmp(rearch, "0") != 0) {  // 2.32 src/tuning/tuning.cc
+  if (std::strcmp(value_of("NCCL_ENQUEUE_REARCH_ENABLE", "0"), "0") != 0) {
+    // 2.32 src/tuning/tuning.cc
     DYNAMICCL_FAIL("NCCL_ENQUEUE_REARCH_ENABLE is set: a table would beat kernels it is not shown");
   }
   if (const char* problem = value_of("DYNAMICCL_PROBLEM")) DYNAMICCL_FAIL("%s", problem);
   utsname here = {};
-  const char* prepared_on = value_of("DYNAMICCL_HOST");
-  if (uname(&here) != 0 || prepared_on == nullptr || std::strcmp(here.nodename, prepared_on) != 0) {
+  const char* prepared_on = value_of("DYNAMICCL_HOST", "no host");
+  if (uname(&here) != 0 || std::strcmp(here.nodename, prepared_on) != 0) {
     DYNAMICCL_FAIL("start each rank through dynamiccl-run: this is %.60s, prepared was %.60s",
-                   here.nodename, prepared_on != nullptr ? prepared_on : "none");
+                   here.nodename, prepared_on);
   }
-  const char* kill_file = value_of("DYNAMICCL_KILL_FILE");  // the arbiter looks for it itself
-  if (joining->by_word && kill_file != nullptr && may_exist(kill_file)) {
+  const char* kill_file = value_of("DYNAMICCL_KILL_FILE", "");  // the arbiter looks for it itself
+  if (joining->by_word && may_exist(kill_file)) {
     DYNAMICCL_FAIL("a kill file is there, %.250s", kill_file);
   }
   const char* machine = value_of("DYNAMICCL_MACHINE");
@@ -185,7 +184,7 @@ inline void prepare(Joining* joining) noexcept {
   vote.has_stops = joining->has_stops;
   vote.fields[0] = digest_of(kPluginVersion) ^ digest_of(kSourceDigest);
   vote.fields[3] = digest_of(joining->asked_first);
-  vote.fields[4] = static_cast<std::uint64_t>(joining->checked.nccl_version);
+  vote.fields[4] = static_cast<std::uint64_t>(joining->communicator.nccl_version);
   vote.fields[5] = std::uint64_t{communicator.num_ranks} << 32 | communicator.num_nodes;
   vote.fields[7] = digest_of(joining->has_stops ? "adaptive" : "table");
   if (joining->problem[0] == '\0') find_table(joining);
@@ -300,7 +299,7 @@ inline void vote_in_init(Joining* joining) noexcept {
 inline ncclResult_t agree_in_init(Joining* joining) noexcept {
   const Communicator& communicator = joining->communicator;
   if (communicator.num_ranks < 2 || is_one("DYNAMICCL_DISABLE")) return ncclSuccess;
-  const char* why_not = joining->checked.reason_to_abstain;
+  const char* why_not = joining->communicator.reason_to_abstain;
   if (why_not == nullptr) why_not = find_meeting(joining);
   if (why_not == nullptr) {
     prepare(joining);
@@ -337,8 +336,8 @@ std::uint64_t take_comm_id(const Communicator& communicator) noexcept;
 inline ncclResult_t init_communicator(Communicator communicator, const char* asked_first,
                                       const DecisionTable** table) noexcept {
   if (communicator.abi_version < 5) communicator.comm_id = take_comm_id(communicator);
-  const Checked checked = check_communicator(communicator);  // whatever follows
-  Joining joining = {communicator, checked, asked_first};
+  communicator = check_communicator(communicator);  // whatever follows
+  Joining joining = {communicator, asked_first};
   const ncclResult_t result = agree_in_init(&joining);
   *table = joining.verdict == Verdict::kTable ? joining.table : nullptr;
   return result;

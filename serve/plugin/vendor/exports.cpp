@@ -12,8 +12,7 @@
 #include <cstring>
 
 #include "identity/environment.h"
-#include "platform/clock.h"
-#include "platform/old_symbols.h"
+#include "platform/system.h"
 #include "tuner/init.h"
 
 DYNAMICCL_OLD_SYMBOL(dlerror);
@@ -79,13 +78,15 @@ void find_next(const Communicator& communicator, Both* both) noexcept {
 
 /// The vendor's `init`, and then ours.
 ncclResult_t init_both(const Communicator& communicator, Both* both) noexcept {
-  const auto& [ranks, nodes, logger, domains, comm_id, abi_version, constants] = communicator;
   const ncclTuner_v6_t* next = both->next;
   if (next == nullptr) return init_communicator(communicator, "none", &both->table);
+  const std::size_t ranks = communicator.num_ranks, nodes = communicator.num_nodes;
   const auto* v4 = reinterpret_cast<const ncclTuner_v4_t*>(next);
-  ncclResult_t result = both->version < 5 ? v4->init(ranks, nodes, logger, &both->theirs)
-                                          : next->init(&both->theirs, comm_id, ranks, nodes, logger,
-                                                       domains, constants);
+  ncclResult_t result =
+      both->version < 5
+          ? v4->init(ranks, nodes, communicator.logger, &both->theirs)
+          : next->init(&both->theirs, communicator.comm_id, ranks, nodes, communicator.logger,
+                       communicator.domains, communicator.constants);
   if (result != ncclSuccess) return result;
   char asked_first[128];
   const char* name = next->name != nullptr ? next->name : "";

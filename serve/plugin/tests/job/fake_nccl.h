@@ -409,9 +409,7 @@ class Communicator {
     if (!has_api_events() || (group.mask & ~of_others) == 0) return group;
     const Profiler& profiler = process_.profiler;
     using Descriptor = ncclProfilerEventDescr_v5_t;
-    group.event = start(ncclProfileGroupApi, nullptr, [&](Descriptor* descriptor) {
-      descriptor->groupApi.graphCaptured = captured;
-    });
+    group.event = start(ncclProfileGroupApi, nullptr);
     profiler.record(group.event, kGroupStartApiStop, nullptr);
     for (const Task& task : tasks) {
       group.calls.push_back(start(ncclProfileCollApi, group.event, [&](Descriptor* descriptor) {

@@ -1,5 +1,5 @@
-// Clocks, random numbers, a mutex and objects on the heap, without a symbol newer than glibc 2.28
-// and where neither new nor delete can be had: see CMakeLists.txt.
+// What the libraries have in place of the C++ runtime and of newer glibc (2.28 has all symbols):
+// clocks, random numbers, a mutex, objects on the heap.
 #pragma once
 
 #include <pthread.h>
@@ -9,6 +9,22 @@
 #include <cstdint>
 #include <cstdlib>
 #include <new>
+
+// Asks the linker for the first version of a glibc function, which every glibc still has.
+#if defined(__x86_64__)
+#define DYNAMICCL_OLD_GLIBC "GLIBC_2.2.5"
+#elif defined(__aarch64__)
+#define DYNAMICCL_OLD_GLIBC "GLIBC_2.17"
+#else
+#error "not built on this processor yet: name the glibc release that first supported it"
+#endif
+
+// The sanitizers put their own functions in place of these, and those have no versions.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define DYNAMICCL_OLD_SYMBOL(name) static_assert(true, "")
+#else
+#define DYNAMICCL_OLD_SYMBOL(name) __asm__(".symver " #name "," #name "@" DYNAMICCL_OLD_GLIBC)
+#endif
 
 namespace dynamiccl {
 
