@@ -133,10 +133,7 @@ def source_lines(build_dir: Path) -> dict[str, int]:
             paths = {(build_dir / name.strip()).resolve() for name in needed}
             ours = {path for path in paths if path.is_relative_to(SOURCE_DIR)}
             files[part[1]] = files.get(part[1], set()) | ours
-    # What the tuner of a job is linked of.
-    targets = (SOURCE_DIR / "CMakeLists.txt").read_text(encoding="utf-8")
-    [thin] = re.findall(r"^set\(thin (.+)\)$", targets, re.MULTILINE)
-    tuner = files["nccl-tuner-dynamiccl"].union(*(files[part] for part in thin.split()))
+    tuner = files["nccl-tuner-dynamiccl"]
     added = files["nccl-tuner-dynamiccl-adaptive"] - tuner - files["recorder_parts"]
     figures: dict[str, int] = {}
     for name, own in (("tuner", tuner), ("adaptive", added)):

@@ -31,7 +31,7 @@ MAGIC: Final = b"DCCALLS\0"
 VERSION: Final = 1
 SUFFIX: Final = ".dcc"
 
-#: `CallRecord` in serve/plugin/profiler/recorder.h.
+#: `CallRecord` in serve/plugin/profiler/profiler.h.
 RECORD: Final = np.dtype(
     [(n, "<u8") for n in ("comm_id", "sequence", "size_bytes")]
     + [(n, "<u8") for n in ("enqueued_ns", "start_ns", "stop_ns")]

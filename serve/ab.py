@@ -50,7 +50,7 @@ _WARM_UP, _LEAST_STEPS, _LEAST_PAIRS = 5, 3, 3
 #: 99.5 % for what is asked after each pair.
 _T_975: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201)
 _T_995: Final = (63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.106)
-#: What the plugin says of a communicator, once a rank (plugin/tuner/init.cpp).
+#: What the plugin says of a communicator, once a rank (plugin/tuner/init.h).
 _TOLD: Final = re.compile(
     r"DYNAMICCL: (\d+) ranks on (\d+) nodes: "
     r"(?:the artifact's table, from call 0: it acts in (\d+) |NCCL's own choice stands: (.*))"

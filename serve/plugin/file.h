@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "vocabulary.h"
 
@@ -27,16 +28,21 @@ inline bool may_exist(const char* path) noexcept {
   return access(path, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR);
 }
 
-/// Null where what was opened may steer a job, or be written into; else why not: it is of another
-/// kind, neither root's nor this user's, or its mode allows others what is forbidden.
+/// Null where what was just opened may steer a job, or be written into; else why not: it could not
+/// be opened, is of another kind, neither root's nor this user's, or its mode allows others what is
+/// forbidden.
 inline const char* why_not_ours(int descriptor, unsigned kind,
                                 unsigned forbidden = S_IWGRP | S_IWOTH) noexcept {
+  if (descriptor < 0 && errno == ENOENT) return "there is no such file";
+  if (descriptor < 0 && errno == ELOOP) return "it is a symbolic link";
+  if (descriptor < 0 && errno == ENOTDIR && kind == S_IFDIR) {
+    return "it is not a directory, or a symbolic link to one";
+  }
+  if (descriptor < 0) return std::strerror(errno);
   // Not by fstat, which is versioned in glibc and would tie the plugin to 2.33.
   struct statx status = {};
   statx(descriptor, "", AT_EMPTY_PATH, STATX_TYPE | STATX_MODE | STATX_UID, &status);
-  if ((status.stx_mode & S_IFMT) != kind) {
-    return kind == S_IFDIR ? "it is not a directory" : "it is not a regular file";
-  }
+  if ((status.stx_mode & S_IFMT) != kind) return "it is not a regular file";
   const unsigned owner = status.stx_uid;
   if (owner != 0 && owner != geteuid()) return "it belongs to another user";
   if ((status.stx_mode & (S_IWGRP | S_IWOTH)) != 0) return "others may write to it";

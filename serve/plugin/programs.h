@@ -9,10 +9,7 @@
 namespace dynamiccl {
 
 /// The value of an environment variable; empty where it is not set.
-inline std::string text_of(const char* variable) {
-  const char* text = value_of(variable);
-  return text != nullptr ? text : "";
-}
+inline std::string text_of(const char* variable) { return value_of(variable, ""); }
 
 /// Of an artifact's plugin.index (serve/artifact.py), and its first line.
 inline constexpr std::size_t kMostIndexBytes = 65'536;
@@ -22,10 +19,6 @@ inline constexpr const char* kIndexVersion = "dynamiccl-index\t1\n";
 inline const char* read_ours(const std::string& path, std::size_t most, std::string* text,
                              unsigned forbidden = S_IWGRP | S_IWOTH) {
   const File file(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
-  if (!file.is_open()) {
-    if (errno == ENOENT) return "there is no such file";
-    return errno == ELOOP ? "it is a symbolic link" : "it cannot be opened";
-  }
   if (const char* why = why_not_ours(file.descriptor(), S_IFREG, forbidden)) return why;
   text->resize(most + 1);
   const ssize_t size = file.read_all(text->data(), text->size());

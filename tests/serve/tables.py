@@ -120,7 +120,7 @@ def asked_in_a_job(config: Config | None) -> Config | None:
 def expected_answer(config: Config | None, cost_table: CostTable, *, num_nodes: int) -> Answer:
     """The answer that the plugin must give when its table holds `config`.
 
-    The same rules as `choose` in `serve/plugin/choice.h`, implemented a second time on purpose: the
+    The same rules as `choose` in `serve/plugin/table.h`, implemented a second time on purpose: the
     parity check compares the two.
     """
     untouched = answer_of(cost_table, cost_table, 0)

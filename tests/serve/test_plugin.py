@@ -251,9 +251,9 @@ def own_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_compiler_error_is_shown(own_source: Path, tmp_path: Path) -> None:
     # The first that is compiled, so that the rest is not.
-    (own_source / "table.cpp").write_text("int broken = not_declared;\n")
+    (own_source / "profiler" / "recorder.cpp").write_text("int broken = not_declared;\n")
     with pytest.raises(PluginError, match="not_declared") as caught:
-        build.build_plugin(tmp_path / "build", targets=("table",))
+        build.build_plugin(tmp_path / "build", targets=("recorder_parts",))
     assert caught.value.exit_code == 4
 
 

@@ -1,20 +1,15 @@
 // Mode adaptive, as NCCL sees it: a communicator agrees in `init` as in mode table, then looks up
 // in the table in force, and votes on the next one from inside those of its calls that are stops
-// (agree/stops.h). No thread, no file, and no connection but during a stop.
-//
-// As in tuner/init.h every function returns success, but for an `init` or a call that heard nothing
-// for the answer limit after it had confirmed.
+// (agree/stops.h). No thread, no file, and no connection but during a stop. What is no success:
+// tuner/init.h.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 
 #include "agree/stops.h"
-#include "agree/told.h"
 #include "identity/environment.h"
-#include "nccl/tuner_shell.h"
-#include "platform/allocate.h"
-#include "platform/threads.h"
+#include "platform/system.h"
 #include "profiler/profiler.h"
 #include "tuner/init.h"
 
@@ -32,23 +27,20 @@ std::atomic<std::uint64_t> g_since_ns{0}, g_waited_ns{0};
 class Switching {
  public:
   /// A second one of one id ends voting for both.
-  Switching(const Joining& joined, const CreatedCommunicator& told) noexcept
+  Switching(const Joining& joined, Profiler* profiler) noexcept
       : communicator_(joined.communicator),
-        nccl_version_(joined.checked.nccl_version),
-        told_(told),
+        profiler_(profiler),
         arbiter_(joined.arbiter),
         vote_(joined.vote),
         stops_(communicator_.comm_id, joined.table, joined.exchange.proposal) {
-    const char* percent = value_of("DYNAMICCL_STOP_PERCENT");
-    const int ppm = percent != nullptr ? sample_ppm_of(percent) : -1;
+    const int ppm = sample_ppm_of(value_of("DYNAMICCL_STOP_PERCENT", "0.1"));
     if (ppm >= 0) stop_ppm_ = static_cast<std::uint64_t>(ppm);
-    // Both wait for whoever is inside, and so not under the mutex.
+    static constexpr Hooks kHooks = {describe, take_time};
     std::uint64_t never = 0;
-    if (g_since_ns.compare_exchange_strong(never, monotonic_ns())) {
-      Recorder::set_sink(take_time);
-    }
-    told_.profiler->set_describe(describe, this);
+    g_since_ns.compare_exchange_strong(never, monotonic_ns());
+    g_hooks.store(&kHooks);
     const Lock lock(&g_mutex);
+    profiler_->tuner = this;
     for (Switching* each = g_all; each != nullptr; each = each->next_) {
       if (each->communicator_.comm_id != communicator_.comm_id) continue;
       for (Switching* one : {each, this}) one->end_voting("another communicator here has its id");
@@ -73,16 +65,15 @@ class Switching {
       Switching** link = &g_all;
       while (*link != this) link = &(*link)->next_;
       *link = next_;
+      if (profiler_->tuner == this) profiler_->tuner = nullptr;
     }
-    const auto is_left = [this] { return inside_.load() == 0; };
-    wait_until(is_left, 2'000);
     // Rather a leak than a call in freed memory.
-    if (told_.profiler->set_describe(nullptr, nullptr) && is_left()) deallocate(this);
+    if (wait_until([this] { return inside_.load() == 0; })) deallocate(this);
   }
 
   /// Set the chosen cell to 0.0 and, with it, the channels; or touch nothing.
   ncclResult_t answer(const Question& question) noexcept {
-    CallMarks* marks = &told_.profiler->call_marks;
+    CallMarks* marks = &profiler_->call_marks;
     const bool overlaps = inside_.fetch_add(1) != 0;
     // NCCL forbids calls of one communicator at the same time; they cannot be counted.
     if (overlaps) end_voting("calls of it overlap");
@@ -90,8 +81,7 @@ class Switching {
     const bool has_failed = has_failed_.load();
     const DecisionTable* table = has_failed ? nullptr : stops_.table();
     if (table != nullptr) {
-      dynamiccl::answer(*table, question.collective, question.size_bytes, question.costs,
-                        question.num_channels);
+      dynamiccl::answer(*table, question);
     }
     const std::uint64_t told = marks->pass();
     if (!overlaps) stops_.answered(question.collective, question.size_bytes, told);
@@ -138,8 +128,8 @@ class Switching {
     told.lived_ns = lived_ns;
     told.waited_ns = waited_ns;
     told.num_nodes = static_cast<std::uint32_t>(communicator_.num_nodes);
-    told.nccl_version = static_cast<std::uint32_t>(nccl_version_);
-    told.in_force = stops_.table() == nullptr ? InForce::kOwnChoice : InForce::kTable;
+    told.nccl_version = static_cast<std::uint32_t>(communicator_.nccl_version);
+    told.has_table = stops_.table() != nullptr ? 1 : 0;
     told.last_table = stops_.last_table()->checksum;
     std::memcpy(body, &told, sizeof told);
     const Lock lock(&g_mutex);
@@ -156,7 +146,7 @@ class Switching {
     if (proposal.change != Change::kNewTable) return proposal.body_bytes == 0;
     DecisionTable* table = &own->received_[own->latest_ ^ 1];  // will not be in force again
     if (decode_table(exchange.body, proposal.body_bytes, table) != nullptr) return false;
-    leave_out_what_no_job_may_ask(own->nccl_version_, table);
+    leave_out_what_no_job_may_ask(own->communicator_.nccl_version, table);
     const Communicator& communicator = own->communicator_;
     return is_for(*table, communicator.num_nodes, communicator.num_ranks);
   }
@@ -170,7 +160,7 @@ class Switching {
       stops_.agreed(proposal, &received_[latest_]);
       if (is_change) table_number_ = static_cast<std::uint32_t>(stops_.number());
     }
-    if (is_change) told_.profiler->take_times(stops_.table() == nullptr);  // of probes
+    if (is_change) profiler_->take_times(stops_.table() == nullptr);  // of probes
     if (proposal.reason[0] == '\0' || std::strcmp(said_, proposal.reason) == 0) return;
     std::memcpy(said_, proposal.reason, sizeof said_);
     say(NCCL_LOG_INFO, said_);
@@ -191,9 +181,10 @@ class Switching {
   }
 
   /// On the thread of an event: of a graph's launches it is one of CUDA's.
-  static void describe(void* user, CallRecord* record) noexcept {
-    const auto* own = static_cast<Switching*>(user);
+  static void describe(const Profiler& of, CallRecord* record) noexcept {
     const Lock lock(&g_mutex);
+    const Switching* own = switching_of(of, *record);
+    if (own == nullptr) return;
     const DecisionTable* table = own->stops_.table();
     if (table == nullptr) record->flags |= kFlagProbe;
     if (table == nullptr) return;
@@ -204,25 +195,27 @@ class Switching {
                       (entry->protocol == kAuto || entry->protocol == record->protocol);
   }
 
-  /// From the recorder, on whatever thread.
-  static void take_time(const CallRecord& record) noexcept {
+  static void take_time(const Profiler& of, const CallRecord& record) noexcept {
     if (record.start_ns == 0 || record.stop_ns <= record.start_ns) return;
     // Launches of a graph share a number, and run what was chosen at their capture.
     if ((record.flags & kFlagCaptured) != 0) return;
     const Lock lock(&g_mutex);
-    for (Switching* each = g_all; each != nullptr; each = each->next_) {
-      const CreatedCommunicator& told = each->told_;
-      if (told.comm_id != record.comm_id || told.rank != record.rank) continue;
-      each->times_[each->num_times_++ % kMostTimes] = {
-          record.sequence,     record.size_bytes, record.stop_ns - record.start_ns,
-          record.collective,   record.algorithm,  record.protocol,
-          record.num_channels, record.decided,    record.flags};
-    }
+    Switching* own = switching_of(of, record);
+    if (own == nullptr) return;
+    own->times_[own->num_times_++ % kMostTimes] = {
+        record.sequence,     record.size_bytes, record.stop_ns - record.start_ns,
+        record.collective,   record.algorithm,  record.protocol,
+        record.num_channels, record.decided,    record.flags};
+  }
+
+  /// Null: none, or the profiler is another communicator's since. Under the mutex.
+  static Switching* switching_of(const Profiler& profiler, const CallRecord& record) noexcept {
+    auto* own = static_cast<Switching*>(profiler.tuner);
+    return own != nullptr && own->communicator_.comm_id == record.comm_id ? own : nullptr;
   }
 
   const Communicator communicator_;
-  const int nccl_version_;
-  const CreatedCommunicator told_;
+  Profiler* const profiler_;
   const Arbiter arbiter_;
   const Vote vote_;
   Stops stops_;
@@ -240,21 +233,21 @@ class Switching {
 };
 
 struct AdaptiveTuner {
-  static ncclResult_t create(const Communicator& communicator, int abi_version,
-                             ncclTunerConstants_v5_t*, void** context) noexcept {
-    CreatedCommunicator told;  // taken, and the id remembered, whatever follows
-    if (!take_created(communicator.comm_id, &told)) told.profiler = nullptr;
-    Checked checked = check_communicator(communicator);
-    if (checked.ids_repeat) Switching::end_voting_of_all();
-    Joining joining = {communicator, checked, "none", true};
+  static ncclResult_t create(Communicator communicator, void** context) noexcept {
+    // It is taken, and the id remembered, whatever follows.
+    Profiler* const profiler = take_created(communicator.comm_id);
+    communicator = check_communicator(communicator);
+    if (communicator.ids_repeat) Switching::end_voting_of_all();
     // Before, the profiler does not tell which questions were launched as calls, and calls that a
     // rank only simulates would make the ranks differ at a stop.
-    if (abi_version < 5) {
-      checked.reason_to_abstain = "mode adaptive needs NCCL 2.28 or later; mode table does not";
+    if (communicator.abi_version < 5) {
+      communicator.reason_to_abstain =
+          "mode adaptive needs NCCL 2.28 or later; mode table does not";
     }
+    Joining joining = {communicator, "none", true};
     void* room = std::malloc(sizeof(Switching));  // nothing that can fail may come after the vote
     const char* problem = room == nullptr ? "memory is short" : "";
-    if (told.profiler == nullptr) {
+    if (profiler == nullptr) {
       problem =
           "NCCL_PROFILER_PLUGIN does not name this library too: mode adaptive needs what NCCL "
           "tells a profiler alone";
@@ -262,7 +255,7 @@ struct AdaptiveTuner {
     std::snprintf(joining.problem, sizeof joining.problem, "%s", problem);
     const ncclResult_t result = agree_in_init(&joining);
     if (joining.verdict == Verdict::kTable) {
-      *context = new (room) Switching(joining, told);
+      *context = new (room) Switching(joining, profiler);
     } else {
       std::free(room);
     }
@@ -270,7 +263,7 @@ struct AdaptiveTuner {
   }
 
   static ncclResult_t answer(void* context, const Question& question) noexcept {
-    if (!is_about_a_cell(question.num_pipe_ops)) return ncclSuccess;
+    if (!question.is_about_a_cell()) return ncclSuccess;
     return static_cast<Switching*>(context)->answer(question);
   }
 

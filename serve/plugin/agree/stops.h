@@ -4,7 +4,7 @@
 // A call is a question of NCCL's about a collective; calls are counted from 1 on. With `init`, and
 // then with each decision, the ranks get the index of the next stop: the first call at or after it
 // that begins a group. There a rank votes (Ballot), with a digest of all calls before this one and
-// of what NCCL told of them (marks.h). A stop without a decision has failed: the table stays.
+// of what NCCL told of them (CallMarks). A stop without a decision has failed: the table stays.
 //
 // Why all ranks use one table for each call:
 //
@@ -25,6 +25,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 #include "agree/vote.h"
@@ -32,6 +33,48 @@
 namespace dynamiccl {
 
 struct DecisionTable;
+
+/// What NCCL's profiler tells about the calls of one communicator.
+///
+/// getCollInfo alone cannot tell a question from a call that will run: calls captured in a CUDA
+/// graph are replayed without being asked about, and ncclGroupSimulateEnd asks about calls that
+/// never run. From 2.28 on NCCL's profiler tells of both, on the calling thread: CollApi says what
+/// is captured, and KernelLaunch comes once the calls are launched (v2.28.9-1 `src/enqueue.cc`,
+/// ncclLaunchKernel).
+struct CallMarks {
+  static constexpr std::uint64_t kCaptured = 1;  // the calls that are asked about now are captured
+  /// What was asked about before has been launched: the next one begins a group.
+  static constexpr std::uint64_t kBegins = 2;
+
+  void begin() noexcept {
+    bits.store(kBegins, std::memory_order_relaxed);
+    group = nullptr;
+  }
+  /// Set by the profiler, on the calling thread.
+  void set_captured(bool is_captured) noexcept {
+    const std::uint64_t others = bits.load(std::memory_order_relaxed) & ~kCaptured;
+    bits.store(others | (is_captured ? kCaptured : 0), std::memory_order_relaxed);
+  }
+  /// A plan of that group was launched. A launch of another group (send and receive) does not show
+  /// that a collective asked about earlier runs: it may have been simulated.
+  void set_launched(const void* of_group) noexcept {
+    if (of_group != group) return;
+    bits.store(bits.load(std::memory_order_relaxed) | kBegins, std::memory_order_relaxed);
+  }
+
+  /// A question has been answered. Returns the marks that it came with.
+  std::uint64_t pass() noexcept {
+    const std::uint64_t before = bits.load(std::memory_order_relaxed);
+    bits.store(before & ~kBegins, std::memory_order_relaxed);
+    return before;
+  }
+  bool begins_group() const noexcept {
+    return (bits.load(std::memory_order_relaxed) & kBegins) != 0;
+  }
+
+  std::atomic<std::uint64_t> bits{kBegins};
+  const void* group = nullptr;  // of the API, that the latest collective belongs to
+};
 
 class Stops {
  public:
@@ -139,5 +182,25 @@ class Stops {
   std::uint32_t failures_ = 0;  // in a row
   bool votes_ = true;
 };
+
+/// What a rank tells the leader at a stop, the body of its vote; after it come the times of its
+/// latest calls. None of it needs to be equal on all ranks: only what is proposed depends on it.
+struct Told {
+  std::uint64_t lived_ns = 0;    // of the process, since its first communicator
+  std::uint64_t waited_ns = 0;   // of that, inside calls at stops of any communicator
+  std::uint64_t has_table = 1;   // in force; 0: NCCL's own choice is
+  std::uint64_t last_table = 0;  // checksum of the file of the table that is, or was, in force
+  std::uint32_t num_nodes = 0;   // NCCL's
+  std::uint32_t nccl_version = 0;
+};
+static_assert(sizeof(Told) == 40, "no gaps: it is sent as it lies in memory");
+
+/// The GPU time of one call on this rank; fields of CallRecord (profiler/profiler.h).
+struct CallTime {
+  std::uint64_t sequence, size_bytes, duration_ns;
+  std::uint8_t collective, algorithm, protocol, num_channels, decided, flags;
+  std::uint8_t zero[2] = {};
+};
+static_assert(sizeof(CallTime) == 32, "no gaps");
 
 }  // namespace dynamiccl

@@ -1,6 +1,6 @@
 // The agreement of ranks that are all on one host: one word of shared memory, and no process that
 // could be lost. A state machine of single steps on atomics, so that the explorer can put any other
-// rank's step between two of them; tuner/init.cpp takes them one after the other.
+// rank's step between two of them; tuner/init.h takes them one after the other.
 //
 //   kDigest   the first digest is set by compare-and-swap
 //   kDiffer   who finds another one there, or has a problem, swaps open -> abstain before it counts
@@ -14,7 +14,7 @@
 
 #include <atomic>
 
-#include "agree/seal.h"
+#include "agree/vote.h"
 
 namespace dynamiccl {
 

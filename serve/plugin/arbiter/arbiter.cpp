@@ -23,7 +23,7 @@
 #include <unordered_map>
 
 #include "agree/rounds.h"
-#include "agree/seal.h"
+#include "agree/vote.h"
 #include "arbiter/leader.h"
 
 namespace dynamiccl {
@@ -300,15 +300,13 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: dynamiccl-run dynamiccl-arbiter PORT [PID...]\n");
     return kUsage;
   }
-  std::uint64_t key[2] = {};
   if (!parse_hex(value_of("DYNAMICCL_JOB"), 1, &given.job) ||
-      !parse_hex(value_of("DYNAMICCL_KEY"), 2, key)) {
+      !parse_hex(value_of("DYNAMICCL_KEY"), 2, given.key.halves)) {
     std::fprintf(stderr,
                  "dynamiccl-arbiter: DYNAMICCL_JOB and DYNAMICCL_KEY are not 16 and 32 hexadecimal "
                  "digits: start it with 'dynamiccl-run dynamiccl-arbiter PORT'\n");
     return kUsage;
   }
-  given.key = {key[0], key[1]};
   rlimit files = {};
   getrlimit(RLIMIT_NOFILE, &files);
   files.rlim_cur = files.rlim_max;

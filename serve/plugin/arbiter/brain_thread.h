@@ -18,16 +18,18 @@
 
 #include <algorithm>
 #include <condition_variable>
-#include <deque>
 #include <filesystem>
-#include <map>
-#include <memory>
+#include <future>
+#include <iomanip>
+#include <list>
 #include <mutex>
+#include <sstream>
+#include <utility>
 
 #include "brain/message.h"
 #include "file.h"
 #include "identity/environment.h"
-#include "platform/clock.h"
+#include "platform/system.h"
 
 namespace dynamiccl {
 
@@ -204,35 +206,33 @@ class BrainProcess {
   }
 
   static std::string line_of(const BrainQuestion& of, std::uint64_t number) {
-    std::string forgotten;
-    for (const std::uint64_t gone : of.forgotten) {
-      forgotten += (forgotten.empty() ? "" : ", ") + std::to_string(gone);
-    }
-    std::string line =
-        "{\"number\": " + std::to_string(number) + ", \"brain\": " + std::to_string(of.brain) +
-        ", \"forgotten\": [" + forgotten + "], \"artifact\": " + json_of(of.artifact) +
-        ", \"system\": " + json_of(of.system) + ", \"num_nodes\": " + std::to_string(of.num_nodes) +
-        ", \"num_ranks\": " + std::to_string(of.num_ranks) + ", \"table\": \"" +
-        hex_of_bytes(of.table) + "\", \"tasks\": [";
-    const char* between = "";
-    for (const TimedTask& task : of.tasks) {
-      char text[100];
-      std::snprintf(text, sizeof text, "%s[%d, %d, %lld, [", between, task.collective, task.bin,
-                    static_cast<long long>(task.num_timed));
-      line += text;
-      between = "";
-      for (const TimedCall& call : task.calls) {
-        // Times are whole nanoseconds.
-        std::snprintf(text, sizeof text, "%s[%llu, %.3f, %d, %d, %d, %.3f]", between,
-                      static_cast<unsigned long long>(call.size_bytes), call.time_us,
-                      call.algorithm, call.protocol, call.num_channels, call.skew_us);
-        line += text;
-        between = ", ";
+    std::ostringstream line;
+    line << std::fixed << std::setprecision(3);  // times are whole nanoseconds
+    const auto list = [&line](const auto& items, const auto& write) {
+      const char* between = "";
+      line << '[';
+      for (const auto& item : items) {
+        line << std::exchange(between, ", ");
+        write(item);
       }
-      line += "]]";
-      between = ", ";
-    }
-    return line + "]}\n";
+      line << ']';
+    };
+    const auto write_call = [&](const TimedCall& call) {
+      line << '[' << call.size_bytes << ", " << call.time_us << ", " << call.algorithm << ", "
+           << call.protocol << ", " << call.num_channels << ", " << call.skew_us << ']';
+    };
+    line << "{\"number\": " << number << ", \"brain\": " << of.brain << ", \"forgotten\": ";
+    list(of.forgotten, [&](std::uint64_t gone) { line << gone; });
+    line << ", \"artifact\": " << json_of(of.artifact) << ", \"system\": " << json_of(of.system)
+         << ", \"num_nodes\": " << of.num_nodes << ", \"num_ranks\": " << of.num_ranks
+         << ", \"table\": \"" << hex_of_bytes(of.table) << "\", \"tasks\": ";
+    list(of.tasks, [&](const TimedTask& task) {
+      line << '[' << task.collective << ", " << task.bin << ", " << task.num_timed << ", ";
+      list(task.calls, write_call);
+      line << ']';
+    });
+    line << "}\n";
+    return line.str();
   }
 
   const BrainLimits limits_;
@@ -246,75 +246,48 @@ class BrainProcess {
 
 class BrainThread {
  public:
-  /// False while an earlier question of this communicator is open, and where no thread can be had.
-  bool ask(std::uint64_t comm_id, BrainQuestion question) {
+  /// The answer, once it has come; not valid where no thread can be had.
+  std::future<BrainAnswer> ask(BrainQuestion question) {
     const std::lock_guard<std::mutex> lock(mutex_);
     pthread_t thread;  // as long as the worker
     const auto run = [](void* brains) -> void* { static_cast<BrainThread*>(brains)->run(); };
     is_running_ = is_running_ || pthread_create(&thread, nullptr, run, this) == 0;
-    std::shared_ptr<Brain>& brain = brains_[comm_id];
-    if (brain == nullptr) {
-      brain = std::make_shared<Brain>();
-      brain->number = ++num_brains_;
-    }
-    if (!is_running_ || brain->is_asked) return false;
-    brain->is_asked = true;
-    brain->question = std::move(question);
-    brain->question.brain = brain->number;
-    asked_.push_back(brain);
+    if (!is_running_) return {};
+    asked_.push_back({std::move(question), {}});
     has_question_.notify_one();
-    return true;
+    return asked_.back().answer.get_future();
   }
 
-  /// The answer to it, once.
-  std::unique_ptr<BrainAnswer> take(std::uint64_t comm_id) {
+  /// This brain asks no more, and nobody wants the answer to its last question.
+  void forget(std::uint64_t brain) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = brains_.find(comm_id);
-    if (found == brains_.end() || found->second->answer == nullptr) return nullptr;
-    found->second->is_asked = false;
-    return std::move(found->second->answer);
-  }
-
-  /// The communicator is no more, or its next question is about another artifact: nobody wants the
-  /// answer to this one.
-  void forget(std::uint64_t comm_id) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = brains_.find(comm_id);
-    if (found == brains_.end()) return;
-    forgotten_.push_back(found->second->number);
-    brains_.erase(found);
+    forgotten_.push_back(brain);
+    asked_.remove_if([brain](const Asked& one) { return one.question.brain == brain; });
   }
 
  private:
-  struct Brain {
-    std::uint64_t number = 0;
-    bool is_asked = false;
-    BrainQuestion question;  // the thread's, from then until there is an answer
-    std::unique_ptr<BrainAnswer> answer;
+  struct Asked {
+    BrainQuestion question;
+    std::promise<BrainAnswer> answer;
   };
 
   [[noreturn]] void run() {
     BrainProcess process;
     for (std::unique_lock<std::mutex> lock(mutex_);;) {
       has_question_.wait(lock, [this] { return !asked_.empty(); });
-      const std::shared_ptr<Brain> brain = std::move(asked_.front());
+      Asked next = std::move(asked_.front());
       asked_.pop_front();
-      if (brain.use_count() == 1) continue;  // it was forgotten
-      brain->question.forgotten = std::move(forgotten_);
-      forgotten_.clear();
+      next.question.forgotten = std::exchange(forgotten_, {});
       lock.unlock();
-      auto answer = std::make_unique<BrainAnswer>(process.ask(brain->question));
+      next.answer.set_value(process.ask(next.question));
       lock.lock();
-      brain->answer = std::move(answer);
     }
   }
 
   std::mutex mutex_;  // of these
   std::condition_variable has_question_;
   bool is_running_ = false;
-  std::uint64_t num_brains_ = 0;
-  std::map<std::uint64_t, std::shared_ptr<Brain>> brains_;  // by communicator
-  std::deque<std::shared_ptr<Brain>> asked_;
+  std::list<Asked> asked_;
   std::vector<std::uint64_t> forgotten_;  // since the last question
 };
 

@@ -15,7 +15,7 @@
 #include <string>
 #include <tuple>
 
-#include "agree/told.h"
+#include "agree/stops.h"
 #include "brain/message.h"
 #include "file.h"
 #include "table.h"

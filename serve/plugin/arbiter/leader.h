@@ -1,20 +1,18 @@
 // The leader of a job's communicators in mode adaptive: what is proposed at a stop, and when the
-// next one comes. It lives in the arbiter's worker and may be lost with it at any time: ranks hold
-// what they use, and tell it at the next stop.
-//
-// At each stop, the first of these that applies: NCCL's own choice while a kill file is there; the
-// table again after a probe; a new artifact's; the brain's; without what the guard has withdrawn; a
-// probe of NCCL's own choice; nothing.
+// next one comes (docs/plugin.md says in which order). It lives in the arbiter's worker and may be
+// lost with it at any time: ranks hold what they use, and tell it at the next stop.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <memory>
 
 #include "agree/vote.h"
 #include "arbiter/brain_thread.h"
 #include "arbiter/guard.h"
-#include "platform/clock.h"
+#include "platform/system.h"
 #include "programs.h"
 
 namespace dynamiccl {
@@ -201,7 +199,8 @@ class Leader {
       if (kill_file > 0) return "a kill file is there";
       if (kill_file < 0) return "whether a kill file is there is not known yet";
       if (!first.has_stops) return nullptr;
-      groups_.erase(comm_id);
+      const auto before = groups_.find(comm_id);
+      if (before != groups_.end()) forget(before);
       forget_silent();
       question->next_stop = kFirstStop;
       question->span_calls = kFirstSpan;
@@ -209,8 +208,8 @@ class Leader {
     }
     Group& group = groups_.try_emplace(comm_id, first.num_ranks).first->second;
     const std::uint64_t call = first.fields[1];
-    const bool has_table = group.latest.in_force == InForce::kTable;
-    renew(&group, comm_id);
+    const bool has_table = group.latest.has_table != 0;
+    renew(&group);
 
     group.is_off = kill_file > 0;
     // Where that is not known what is in force stays.
@@ -227,7 +226,7 @@ class Leader {
       group.gets_table = false;
       group.probed_at = call;
     } else if (has_table && !group.is_off) {
-      ask_brain(&group, comm_id);
+      ask_brain(&group);
     }
     if (group.gets_new) {
       question->change = Change::kNewTable;
@@ -277,7 +276,9 @@ class Leader {
     std::uint64_t calls = 0, lived_ns = 0, waited_ns = 0;  // at the stop before
     std::uint64_t probed_at = 0;                           // the call at which one began
     std::uint64_t next_probe = 0;
-    std::uint64_t asked_ns = 0, asked_with = 0;  // when the brain was, and with how many times
+    std::uint64_t brain = 0;                     // its number; 0: it has not been asked
+    std::uint64_t asked_ns = 0, asked_with = 0;  // when it was, and with how many times
+    std::future<BrainAnswer> answer;             // to an open question
     std::shared_ptr<const LeaderFiles::Table> artifact;
     std::vector<std::uint8_t> table;  // to be in force, with what is withdrawn
     bool is_changed = false;          // and they have not agreed on it yet
@@ -301,7 +302,7 @@ class Leader {
 
   /// The artifact's table, the first one or another one, the brain's, and what the guard says of
   /// it.
-  void renew(Group* group, std::uint64_t comm_id) {
+  void renew(Group* group) {
     const Told& told = group->latest;
     const std::uint32_t num_ranks = group->guard.num_ranks();
     const auto table = files_.table(told, num_ranks);
@@ -311,7 +312,7 @@ class Leader {
       if (!is_table_for(table->bytes, *group)) return;
       group->artifact = table;
       group->guard = Guard(num_ranks);
-      brain_thread_.forget(comm_id);
+      forget_brain(group);         // the next one decides by another artifact
       std::uint64_t checksum = 0;  // which a table file ends with
       std::memcpy(&checksum, &*table->bytes.end() - sizeof checksum, sizeof checksum);
       if (is_first && checksum == told.last_table) {
@@ -322,33 +323,38 @@ class Leader {
         change(group, table->bytes, is_first ? "the artifact's table" : "a new artifact");
       }
     }
-    take_answer(group, comm_id);
+    take_answer(group);
     if (probe_calls_ == 0 || group->is_changed) return;
     const std::string why = group->guard.withdraw_slow(table->noise);
     if (!why.empty()) change(group, group->table, why.c_str());
   }
 
-  void take_answer(Group* group, std::uint64_t comm_id) {
-    const auto answer = brain_thread_.take(comm_id);
-    if (answer == nullptr) return;
-    std::string problem = answer->problem;
+  void take_answer(Group* group) {
+    const bool is_asked = group->answer.valid();
+    if (!is_asked || group->answer.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+      return;
+    }
+    auto [problem, table] = group->answer.get();
     if (problem.empty()) {
-      if (answer->table.empty() || answer->table == group->table) return;
-      if (is_table_for(answer->table, *group)) return change(group, answer->table, "the brain's");
+      if (table.empty() || table == group->table) return;
+      if (is_table_for(table, *group)) return change(group, table, "the brain's");
       problem = "its table is for another communicator";
     }
     if (group->why.empty()) group->why = "the brain gave no table: " + problem;
   }
 
-  void ask_brain(Group* group, std::uint64_t comm_id) {
+  void ask_brain(Group* group) {
     const Told& now = group->latest;
     const bool is_due = now.lived_ns >= group->asked_ns + adapt_ns_;
     const bool has_new = group->guard.num_timed() != group->asked_with;
-    if (group->artifact == nullptr || group->is_changed || !is_due || !has_new) return;
-    BrainQuestion question = {files_.artifact(), group->artifact->system,
-                              now.num_nodes,     group->guard.num_ranks(),
-                              group->table,      group->guard.tasks()};
-    if (!brain_thread_.ask(comm_id, std::move(question))) return;
+    const bool is_asked = group->answer.valid();
+    if (group->artifact == nullptr || group->is_changed || !is_due || !has_new || is_asked) return;
+    if (group->brain == 0) group->brain = ++num_brains_;
+    BrainQuestion question = {
+        files_.artifact(), group->artifact->system, now.num_nodes, group->guard.num_ranks(),
+        group->table,      group->guard.tasks(),    group->brain};
+    group->answer = brain_thread_.ask(std::move(question));
+    if (!group->answer.valid()) return;
     group->asked_ns = now.lived_ns;
     group->asked_with = group->guard.num_timed();
   }
@@ -374,10 +380,18 @@ class Leader {
   void forget_silent() {
     for (auto next = groups_.begin(); next != groups_.end();) {
       const auto group = next++;
-      if (monotonic_ms() < group->second.heard_ms + kForgottenMs) continue;
-      brain_thread_.forget(group->first);
-      groups_.erase(group);
+      if (monotonic_ms() >= group->second.heard_ms + kForgottenMs) forget(group);
     }
+  }
+
+  void forget(std::map<std::uint64_t, Group>::iterator group) {
+    forget_brain(&group->second);
+    groups_.erase(group);
+  }
+
+  void forget_brain(Group* group) {
+    if (group->brain != 0) brain_thread_.forget(std::exchange(group->brain, 0));
+    group->answer = {};
   }
 
   void write_metrics() {
@@ -389,7 +403,7 @@ class Leader {
                                  std::to_string(group.guard.num_ranks()) + "\",nodes=\"" +
                                  std::to_string(group.latest.num_nodes) + "\"} ";
       const std::pair<std::string, std::uint64_t> values[] = {
-          {"dynamiccl_table gauge", group.latest.in_force == InForce::kTable},
+          {"dynamiccl_table gauge", group.latest.has_table},
           {"dynamiccl_off gauge", files_.kill_file() > 0},  // a kill file was seen
           {"dynamiccl_stops_agreed counter", group.agreed},
           {"dynamiccl_stops_failed counter", group.failed},
@@ -414,6 +428,7 @@ class Leader {
   std::uint64_t written_ms_ = 0;
   LeaderFiles files_;
   BrainThread brain_thread_;
+  std::uint64_t num_brains_ = 0;
   std::map<std::uint64_t, Group> groups_;
   std::vector<std::uint8_t> body_;
 };

@@ -60,6 +60,7 @@ struct BrainQuestion {
   std::vector<TimedTask> tasks;
   std::uint64_t brain = 0;
   std::vector<std::uint64_t> forgotten = {};
+  std::uint64_t number = 0;
 };
 
 /// Takes what it is asked for from the front of a line; false where there is something else.
@@ -80,6 +81,12 @@ class JsonReader {
     next_ = after;
     if (fits) *to = static_cast<Number>(value);
     return fits;
+  }
+
+  /// So many, with commas between them.
+  template <typename First, typename... Rest>
+  bool numbers(First* first, Rest*... rest) {
+    return number(first) && ((take(',') && number(rest)) && ...);
   }
 
   /// Escapes but for quotes and slashes become '?' and what follows them.

@@ -10,15 +10,14 @@
 
 namespace dynamiccl {
 
-/// The variable's value, or null.
-inline const char* value_of(const char* variable) noexcept {
+/// The variable's value, else `otherwise`.
+inline const char* value_of(const char* variable, const char* otherwise = nullptr) noexcept {
   const char* value = std::getenv(variable);
-  return value != nullptr && value[0] != '\0' ? value : nullptr;
+  return value != nullptr && value[0] != '\0' ? value : otherwise;
 }
 
 inline bool is_one(const char* variable) noexcept {
-  const char* value = value_of(variable);
-  return value != nullptr && std::strcmp(value, "1") == 0;
+  return std::strcmp(value_of(variable, ""), "1") == 0;
 }
 
 /// A decimal number; false when `text` is null or anything else. By hand: glibc's own functions got

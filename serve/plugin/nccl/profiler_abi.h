@@ -56,11 +56,6 @@ struct ncclProfilerCollApi_v5_t {
   bool graphCaptured;
 };
 
-struct ncclProfilerGroupApi_v5_t {
-  bool graphCaptured;
-  int groupDepth;
-};
-
 // The kernel of a collective on one channel, seen by the proxy's thread.
 struct ncclProfilerKernelCh_v4_t {
   std::uint8_t channelId;
@@ -86,7 +81,6 @@ struct ncclProfilerEventDescr_v5_t {
   void* parentObj;
   int rank;
   union {
-    ncclProfilerGroupApi_v5_t groupApi;
     ncclProfilerCollApi_v5_t collApi;
     ncclProfilerColl_v4_t coll;
     ncclProfilerKernelCh_v4_t kernelCh;

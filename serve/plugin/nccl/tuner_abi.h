@@ -37,27 +37,6 @@ typedef ncclResult_t (*ncclTunerGetCollInfo_v4_t)(void* context, ncclFunc_t coll
                                                   float** collCostTable, int numAlgo, int numProto,
                                                   int regBuff, int* nChannels);
 
-// NCCL 2.22 and 2.23, for a vendor's tuner alone, which 2.24 to 2.30 still take: AWS's aws-ofi-nccl
-// has v3 and, since 2.30, v6.
-struct ncclTuner_v3_t {
-  const char* name;
-  ncclResult_t (*init)(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logFunction,
-                       void** context);
-  ncclResult_t (*getCollInfo)(void* context, ncclFunc_t collType, std::size_t nBytes,
-                              int numPipeOps, float** collCostTable, int numAlgo, int numProto,
-                              int* nChannels);
-  ncclResult_t (*destroy)(void* context);
-};
-
-// NCCL 2.24 to 2.27 (v2.24.3-1 `src/include/nccl_tuner.h`).
-struct ncclTuner_v4_t {
-  const char* name;
-  ncclResult_t (*init)(std::size_t nRanks, std::size_t nNodes, ncclDebugLogger_t logFunction,
-                       void** context);
-  ncclTunerGetCollInfo_v4_t getCollInfo;
-  ncclResult_t (*destroy)(void* context);
-};
-
 // `src/include/plugin/nccl_tuner.h`.
 struct ncclNvlDomainInfo_v5_t {
   int nNvlDomains;
@@ -74,28 +53,38 @@ typedef ncclResult_t (*ncclTunerInit_v5_t)(void** context, std::uint64_t commId,
                                            ncclNvlDomainInfo_v5_t* nvlDomainInfo,
                                            ncclTunerConstants_v5_t* constants);
 
-// NCCL 2.28 and 2.29 (v2.28.3-1 `src/include/plugin/tuner/tuner_v5.h`).
-struct ncclTuner_v5_t {
-  const char* name;
-  ncclTunerInit_v5_t init;
-  ncclTunerGetCollInfo_v4_t getCollInfo;
-  ncclResult_t (*finalize)(void* context);
-};
-
-// From NCCL 2.30 on (v2.30.3-1 `src/include/plugin/tuner/tuner_v6.h`). `getChunkSize` may be null.
-struct ncclTuner_v6_t {
-  const char* name;
-  ncclTunerInit_v5_t init;
-  ncclTunerGetCollInfo_v4_t getCollInfo;
-  ncclResult_t (*finalize)(void* context);
-  ncclResult_t (*getChunkSize)(void* context, ncclFunc_t collType, std::size_t nBytes, int algo,
-                               int proto, int nChannels, std::size_t* chunkSize);
-};
-
-// What a tuner library of ours exports; `const` alone would give these internal linkage.
-#define DYNAMICCL_EXPORT __attribute__((visibility("default")))
-extern DYNAMICCL_EXPORT const ncclTuner_v4_t ncclTunerPlugin_v4;
-extern DYNAMICCL_EXPORT const ncclTuner_v5_t ncclTunerPlugin_v5;
-extern DYNAMICCL_EXPORT const ncclTuner_v6_t ncclTunerPlugin_v6;
+typedef ncclResult_t (*ncclTunerInit_v4_t)(std::size_t nRanks, std::size_t nNodes,
+                                           ncclDebugLogger_t logFunction, void** context);
+typedef ncclResult_t (*ncclTunerGetCollInfo_v3_t)(void* context, ncclFunc_t collType,
+                                                  std::size_t nBytes, int numPipeOps,
+                                                  float** collCostTable, int numAlgo, int numProto,
+                                                  int* nChannels);
+typedef ncclResult_t (*ncclTunerGetChunkSize_v6_t)(void* context, ncclFunc_t collType,
+                                                   std::size_t nBytes, int algo, int proto,
+                                                   int nChannels, std::size_t* chunkSize);
 
 }  // extern "C"
+
+// All versions begin so; up to v4 the last one is called `destroy`.
+template <typename Init, typename GetCollInfo = ncclTunerGetCollInfo_v4_t>
+struct ncclTuner {
+  const char* name;
+  Init init;
+  GetCollInfo getCollInfo;
+  ncclResult_t (*finalize)(void* context);
+};
+
+// NCCL 2.22 and 2.23, for a vendor's tuner alone, which 2.24 to 2.30 still take: AWS's aws-ofi-nccl
+// has v3 and, since 2.30, v6.
+using ncclTuner_v3_t = ncclTuner<ncclTunerInit_v4_t, ncclTunerGetCollInfo_v3_t>;
+// NCCL 2.24 to 2.27 (v2.24.3-1 `src/include/nccl_tuner.h`).
+using ncclTuner_v4_t = ncclTuner<ncclTunerInit_v4_t>;
+// NCCL 2.28 and 2.29 (v2.28.3-1 `src/include/plugin/tuner/tuner_v5.h`).
+using ncclTuner_v5_t = ncclTuner<ncclTunerInit_v5_t>;
+// From NCCL 2.30 on (v2.30.3-1 `src/include/plugin/tuner/tuner_v6.h`). `getChunkSize` may be null.
+struct ncclTuner_v6_t : ncclTuner_v5_t {
+  ncclTunerGetChunkSize_v6_t getChunkSize;
+};
+static_assert(sizeof(ncclTuner_v6_t) == 5 * sizeof(void*), "NCCL's layout");
+
+#define DYNAMICCL_EXPORT extern "C" __attribute__((visibility("default")))

@@ -2,9 +2,9 @@
 // library. NCCL's own names are used.
 #pragma once
 
-#include "choice.h"
 #include "identity/communicator.h"
 #include "nccl/tuner_abi.h"
+#include "table.h"
 
 namespace dynamiccl {
 
@@ -12,19 +12,24 @@ inline constexpr char kName[] = "DynamICCL";
 
 /// What NCCL passes to getCollInfo.
 struct Question {
+  /// From 2.31 on NCCL asks about symmetric kernels too, with `numPipeOps` 0 (2.31.0a7
+  /// `src/scheduler/symmetric_sched.cc:158`, `src/tuning/tuning.cc`). A free cell would start one
+  /// on buffers that are not registered: then nothing is written, and no call is counted.
+  bool is_about_a_cell() const noexcept { return num_pipe_ops != 0; }
+
   int collective;
   std::size_t size_bytes;
-  int num_pipe_ops;  // see is_about_a_cell
-  int reg_buff;      // can differ between the ranks of one call, so it must not matter to ours
+  int num_pipe_ops;
+  int reg_buff;  // can differ between the ranks of one call, so it must not matter to ours
   CostTable costs;
   int* num_channels;
 };
 
 /// `Tuner` has three static functions:
 ///
-///   create(communicator, abi_version, constants, &context)    leaves null where NCCL is on its own
-///   answer(context, question), finalize(context)              not called with a null one
-template <typename Tuner, decltype(ncclTuner_v6_t::getChunkSize) getChunkSize = nullptr>
+///   create(communicator, &context)                  leaves null where NCCL is on its own
+///   answer(context, question), finalize(context)    not called with a null one
+template <typename Tuner, ncclTunerGetChunkSize_v6_t getChunkSize = nullptr>
 struct Shell {
   template <int version>
   static ncclResult_t init(void** context, std::uint64_t commId, std::size_t nRanks,
@@ -33,7 +38,7 @@ struct Shell {
                            ncclTunerConstants_v5_t* constants) noexcept {
     if (context == nullptr) return ncclSuccess;
     *context = nullptr;
-    return Tuner::create({nRanks, nNodes, logFunction, nvlDomainInfo, commId}, version, constants,
+    return Tuner::create({nRanks, nNodes, logFunction, nvlDomainInfo, commId, version, constants},
                          context);
   }
 
@@ -58,13 +63,13 @@ struct Shell {
 
   static constexpr ncclTuner_v4_t v4 = {kName, init_v4, getCollInfo, finalize};
   static constexpr ncclTuner_v5_t v5 = {kName, init<5>, getCollInfo, finalize};
-  static constexpr ncclTuner_v6_t v6 = {kName, init<6>, getCollInfo, finalize, getChunkSize};
+  static constexpr ncclTuner_v6_t v6 = {{kName, init<6>, getCollInfo, finalize}, getChunkSize};
 };
 
 /// What a library exports: the arguments are those of `Shell`.
-#define DYNAMICCL_EXPORT_TUNER(...)                                 \
-  const ncclTuner_v4_t ncclTunerPlugin_v4 = Shell<__VA_ARGS__>::v4; \
-  const ncclTuner_v5_t ncclTunerPlugin_v5 = Shell<__VA_ARGS__>::v5; \
-  const ncclTuner_v6_t ncclTunerPlugin_v6 = Shell<__VA_ARGS__>::v6;
+#define DYNAMICCL_EXPORT_TUNER(...)                                                  \
+  DYNAMICCL_EXPORT const ncclTuner_v4_t ncclTunerPlugin_v4 = Shell<__VA_ARGS__>::v4; \
+  DYNAMICCL_EXPORT const ncclTuner_v5_t ncclTunerPlugin_v5 = Shell<__VA_ARGS__>::v5; \
+  DYNAMICCL_EXPORT const ncclTuner_v6_t ncclTunerPlugin_v6 = Shell<__VA_ARGS__>::v6;
 
 }  // namespace dynamiccl

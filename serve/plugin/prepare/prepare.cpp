@@ -26,8 +26,8 @@
 #include <utility>
 #include <vector>
 
-#include "agree/seal.h"
-#include "platform/clock.h"
+#include "agree/caller.h"
+#include "platform/system.h"
 #include "programs.h"
 #include "vocabulary.h"
 
@@ -349,9 +349,8 @@ Start find_start() {
     if (!name.empty()) start.name += (start.name.empty() ? "" : ".") + name;
   }
   if (start.name.empty() && !start.is_rank) start.name = std::to_string(draw());
-  const char* restart = value_of("DYNAMICCL_RESTART");
-  const std::string attempt =
-      start.name + '\n' + (restart != nullptr ? restart : text_of("SLURM_RESTART_COUNT"));
+  const char* restart = value_of("DYNAMICCL_RESTART", value_of("SLURM_RESTART_COUNT", ""));
+  const std::string attempt = start.name + '\n' + restart;
   start.id = fnv1a(attempt.data(), attempt.size()) | 1;
   return start;
 }
@@ -381,16 +380,15 @@ void note(const std::string& text) { std::fprintf(stderr, "dynamiccl-run: %s\n",
 // --- The arbiter ----------------------------------------------------------------------------
 
 /// The address, if our arbiter answers at HOST:PORT or [IPV6]:PORT; empty where it does not. It is
-/// asked by a recall of communicator 0, which none is: an arbiter has no table for that, and says
-/// so under the key.
+/// asked by a vote of communicator 0, which none is, with a problem: an arbiter has no table for
+/// that, and says so under the key.
 std::string ask(std::uint64_t job, const Key& key, const std::string& endpoint) {
+  constexpr std::uint64_t kPatienceMs = 1'000;
   Vote hello;
   hello.num_ranks = 2;
   hello.round.job = job;
   hello.nonce = draw();
-  hello.kind = VoteKind::kRecall;
-  hello.mac = mac_of(key, hello);
-  Reply reply;
+  hello.problem[0] = '?';
   const std::size_t colon = endpoint.rfind(':');
   std::string named = endpoint.substr(0, colon), found;
   if (named[0] == '[' && named.back() == ']') named = named.substr(1, named.size() - 2);
@@ -398,24 +396,19 @@ std::string ask(std::uint64_t job, const Key& key, const std::string& endpoint) 
   kind.ai_socktype = SOCK_STREAM;
   if (getaddrinfo(named.c_str(), &endpoint[colon + 1], &kind, &list) != 0) return "";
   for (const addrinfo* to = list; to != nullptr && found.empty(); to = to->ai_next) {
-    const timeval patience = {1, 0};
-    File connection;
-    connection.reset(socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const int descriptor = connection.descriptor();
-    setsockopt(descriptor, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
-    setsockopt(descriptor, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
-    if (connect(descriptor, to->ai_addr, to->ai_addrlen) != 0 ||
-        send(descriptor, &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello ||
-        recv(descriptor, &reply, sizeof reply, MSG_WAITALL) != sizeof reply ||
-        !is_sound(key, reply, hello) || reply.kind == ReplyKind::kStranger ||
-        getnameinfo(to->ai_addr, to->ai_addrlen, host, sizeof host, port, sizeof port,
-                    NI_NUMERICHOST | NI_NUMERICSERV) != 0 ||
-        std::strchr(host, '%') != nullptr) {  // fe80::1%eth0 is another one on the next host
-      continue;
-    }
+    const int error = getnameinfo(to->ai_addr, to->ai_addrlen, host, sizeof host, port, sizeof port,
+                                  NI_NUMERICHOST | NI_NUMERICSERV);
     const bool is_six = to->ai_family == AF_INET6;
-    found = (is_six ? "[" : "") + std::string(host) + (is_six ? "]:" : ":") + port;
+    const std::string address =
+        (is_six ? "[" : "") + std::string(host) + (is_six ? "]:" : ":") + port;
+    Arbiter arbiter;
+    arbiter.key = key;
+    // fe80::1%eth0, which is no address to us, is another one on the next host.
+    if (error != 0 || !parse_address(address.c_str(), &arbiter)) continue;
+    Exchange exchange;
+    agree_by_arbiter(arbiter, hello, limits_of_job(), kPatienceMs, &exchange);
+    if (exchange.heard == ReplyKind::kAbstain) found = address;
   }
   freeaddrinfo(list);
   return found;
@@ -528,7 +521,7 @@ int prepare(const std::string& program, const std::string& pids) {
   Key key;
   const std::string key_file = text_of("DYNAMICCL_KEY_FILE");
   const char* why_no_key = read_key(key_file, &key);
-  set("DYNAMICCL_KEY", why_no_key == nullptr ? hex_of(key.low) + hex_of(key.high) : "");
+  set("DYNAMICCL_KEY", why_no_key == nullptr ? hex_of(key.halves[0]) + hex_of(key.halves[1]) : "");
   const bool has_gpus = machine.rfind("gpu=none*0", 0) != 0;
   const bool has_word = (start.has_one_host && by_hand.empty()) ||
                         text_of("NCCL_MNNVL_ENABLE") == "0" || !may_have_fabric(has_gpus);

@@ -11,8 +11,7 @@
 
 #include "identity/communicator.h"
 #include "identity/environment.h"
-#include "platform/allocate.h"
-#include "platform/threads.h"
+#include "platform/system.h"
 
 namespace dynamiccl {
 namespace {
@@ -132,6 +131,12 @@ constexpr int kSlots = 1024;
 Slot g_slots[kSlots];
 std::uint64_t g_latest_number = 0;
 
+void push(const Profiler& of, const CallRecord& record) noexcept {
+  const Hooks* hooks = g_hooks.load(std::memory_order_acquire);
+  if (hooks != nullptr) hooks->take(of, record);
+  Recorder::push(record);
+}
+
 /// The slot is free then.
 void push(Slot* slot) noexcept {
   CallRecord& record = slot->record;
@@ -141,8 +146,8 @@ void push(Slot* slot) noexcept {
     record.start_ns = record.stop_ns = 0;
     record.flags |= kFlagIncomplete;
   }
+  push(*slot->owner, record);
   slot->owner = nullptr;
-  Recorder::push(record);
 }
 
 /// Null when it is another one's by now.
@@ -156,7 +161,7 @@ Slot* slot_of(std::uint64_t bits) noexcept {
 CallRecord record_of(const Profiler& profiler, int collective, std::size_t count,
                      const char* datatype) noexcept {
   CallRecord record = profiler.blank;
-  record.enqueued_ns = realtime_ns();
+  record.enqueued_ns = ns_of(CLOCK_REALTIME);
   record.collective = static_cast<std::uint8_t>(collective);
   record.datatype = number_of(datatype, kDatatypes);
   // ncclUint8, the one type that NCCL's own list of names lacks, to 2.30.7.
@@ -174,7 +179,7 @@ void record_held_broadcast(Profiler* profiler) noexcept {
   CallRecord& held = profiler->held;
   held.sequence = profiler->latest[kBroadcast].load(std::memory_order_relaxed) + 1;
   if ((held.flags & kFlagCaptured) == 0) profiler->latest[kBroadcast].store(held.sequence);
-  Recorder::push(held);
+  push(*profiler, held);
 }
 
 /// From 2.29 on NCCL makes a Broadcast a task of its own kind, and of that one an ordinary task
@@ -225,7 +230,8 @@ void* start_collective(Profiler* profiler, const ncclProfilerColl_v4_t& event,
   if (collective == kUnknown) return nullptr;
   const bool is_told = collective == kBroadcast && profiler->hides_broadcasts.load();
   if (is_told) profiler->hides_broadcasts = profiler->holds_broadcast = false;  // not by this NCCL
-  if (!Recorder::is_on()) return nullptr;
+  const Hooks* hooks = g_hooks.load(std::memory_order_acquire);
+  if (hooks == nullptr && !Recorder::is_on()) return nullptr;
   CallRecord record = record_of(*profiler, collective, event.count, event.datatype);
   record.sequence = event.seqNumber;
   record.algorithm = number_of(event.algo, kAlgorithms);
@@ -254,14 +260,11 @@ void* start_collective(Profiler* profiler, const ncclProfilerColl_v4_t& event,
   if (is_captured) {
     // It keeps the choice of its capture, and nobody knows which table that was of.
     record.flags |= kFlagCaptured;
-  } else if (profiler->describe.load(std::memory_order_relaxed) != nullptr) {
-    profiler->describing.fetch_add(1);
-    const Profiler::Describe describe = profiler->describe.load();
-    if (describe != nullptr) describe(profiler->user.load(std::memory_order_relaxed), &record);
-    profiler->describing.fetch_sub(1, std::memory_order_release);
+  } else if (hooks != nullptr) {
+    hooks->describe(*profiler, &record);
   }
   if (!is_sampled || event.nChannels == 0 || event.nChannels > kMaxChannels) {
-    Recorder::push(record);
+    push(*profiler, record);
     return nullptr;
   }
   const Lock lock(&g_mutex);
@@ -340,7 +343,7 @@ ncclResult_t init(void** context, std::uint64_t commId, int* eActivationMask, co
                   int nNodes, int nranks, int rank, ncclDebugLogger_t logfn) noexcept {
   if (context == nullptr) return ncclSuccess;
   *context = nullptr;
-  t_created = {commId, rank, nranks, nNodes, nullptr};
+  t_created = nullptr;
   if (in_forked_child() || eActivationMask == nullptr) return ncclSuccess;
   if (is_one("DYNAMICCL_DISABLE")) return ncclSuccess;
   const Communicator communicator = {static_cast<std::size_t>(nranks),
@@ -355,9 +358,7 @@ ncclResult_t init(void** context, std::uint64_t commId, int* eActivationMask, co
     say(communicator, NCCL_LOG_INFO, "records no collectives: memory is short");
     return ncclSuccess;
   }
-  const char* percent = value_of("DYNAMICCL_SAMPLE_PERCENT");
-  const int sample_ppm = sample_ppm_of(percent != nullptr ? percent : "1");
-  constexpr bool kHasLaunches = version >= 5;  // NCCL tells of launches and captures
+  const int sample_ppm = sample_ppm_of(value_of("DYNAMICCL_SAMPLE_PERCENT", "1"));
   profiler->blank.comm_id = commId;
   profiler->blank.rank = rank;
   profiler->blank.num_ranks = nranks;
@@ -366,13 +367,14 @@ ncclResult_t init(void** context, std::uint64_t commId, int* eActivationMask, co
   profiler->sample_ppm = sample_ppm > 0 ? static_cast<std::uint32_t>(sample_ppm) : 0;
   profiler->hides_broadcasts.store(version >= 6, std::memory_order_relaxed);
   for (auto& latest : profiler->latest) latest.store(~std::uint64_t{0}, std::memory_order_relaxed);
-  profiler->call_marks.begin(kHasLaunches);
+  profiler->call_marks.begin();
   const char* problem = Recorder::acquire(profiler->sample_ppm, logfn);
   // Other bits are left as they are: they may belong to a burst.
-  constexpr int kWanted = ncclProfileColl | (kHasLaunches ? ncclProfileKernelLaunch : 0);
+  constexpr int kWanted = ncclProfileColl | (version >= 5 ? ncclProfileKernelLaunch : 0);
   __atomic_fetch_or(eActivationMask, kWanted, __ATOMIC_RELAXED);
-  profiler->take_times(Recorder::is_on() && in_burst(0, profiler->sample_ppm));
-  *context = t_created.profiler = profiler;
+  profiler->take_times((Recorder::is_on() || g_hooks.load() != nullptr) &&
+                       in_burst(0, profiler->sample_ppm));
+  *context = t_created = profiler;
 
   const char* directory = value_of("DYNAMICCL_CALLS_DIR");
   const char* files = problem == nullptr ? "calls go to " : "cannot keep calls in ";
@@ -395,7 +397,6 @@ ncclResult_t finalize(void* context) noexcept {
   auto* profiler = static_cast<Profiler*>(context);
   if (profiler == nullptr || in_forked_child()) return ncclSuccess;
   profiler->take_times(false);
-  profiler->set_describe(nullptr, nullptr);
   {
     const Lock lock(&g_mutex);
     record_held_broadcast(profiler);
@@ -425,25 +426,17 @@ int sample_ppm_of(const char* percent) noexcept {
   return std::strpbrk(percent, "0123456789") != nullptr ? static_cast<int>(ppm) : -1;
 }
 
-bool Profiler::set_describe(Describe wanted, void* users) noexcept {
-  describe.store(nullptr);
-  if (!wait_until([this] { return describing.load() == 0; })) return false;
-  user.store(users, std::memory_order_relaxed);
-  describe.store(wanted);
-  return true;
-}
-
 void Profiler::take_times(bool wanted) noexcept {
   takes_times.store(wanted && sample_ppm > 0, std::memory_order_relaxed);
   if (takes_times.load(std::memory_order_relaxed)) return widen(mask, latest);
   for (const auto& each : latest) let_go(mask, &each);
 }
 
-extern "C" DYNAMICCL_EXPORT const ncclProfiler_v4_t ncclProfiler_v4 = {
+DYNAMICCL_EXPORT const ncclProfiler_v4_t ncclProfiler_v4 = {
     kName, init_v4, startEvent<ncclProfilerEventDescr_v4_t>, stopEvent, recordEventState, finalize};
-extern "C" DYNAMICCL_EXPORT const ncclProfiler_v5_t ncclProfiler_v5 = {
+DYNAMICCL_EXPORT const ncclProfiler_v5_t ncclProfiler_v5 = {
     kName, init<5>, startEvent<ncclProfilerEventDescr_v5_t>, stopEvent, recordEventState, finalize};
-extern "C" DYNAMICCL_EXPORT const ncclProfiler_v6_t ncclProfiler_v6 = {
+DYNAMICCL_EXPORT const ncclProfiler_v6_t ncclProfiler_v6 = {
     kName, init<6>, startEvent<ncclProfilerEventDescr_v5_t>, stopEvent, recordEventState, finalize};
 
 }  // namespace dynamiccl

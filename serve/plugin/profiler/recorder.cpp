@@ -3,7 +3,6 @@
 // A file is a header and then entries, each with a checksum of its own: a process may be killed
 // while it writes. All numbers are little-endian. All writing is done with write(): a store into a
 // mapped file on a full disk would be a signal.
-#include "profiler/recorder.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,13 +14,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <initializer_list>
 
 #include "file.h"
 #include "identity/communicator.h"
 #include "identity/environment.h"
-#include "platform/old_symbols.h"
-#include "platform/threads.h"
+#include "platform/system.h"
+#include "profiler/profiler.h"
 #include "vocabulary.h"
 
 DYNAMICCL_OLD_SYMBOL(pthread_attr_setstacksize);
@@ -96,7 +94,7 @@ bool begin_file() noexcept {
   constexpr int kNew = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
   g_file = above_standard(openat(g_directory, name, kNew, 0644));
   if (g_file < 0) return false;
-  g_header.created_ns = realtime_ns();
+  g_header.created_ns = ns_of(CLOCK_REALTIME);
   g_header.checksum = checksum_of(g_header);
   g_file_bytes = sizeof g_header;
   if (write(g_file, &g_header, sizeof g_header) != sizeof g_header) {
@@ -129,13 +127,9 @@ bool write_entries(const CallsEntry* entries, std::size_t count) noexcept {
   return true;
 }
 
-/// The first of the variables that is set, else `otherwise`.
 template <std::size_t size>
-void copy_first(char (&text)[size], std::initializer_list<const char*> variables,
-                const char* otherwise = "") noexcept {
-  const char* found = nullptr;
-  for (const char* variable : variables) found = found != nullptr ? found : value_of(variable);
-  std::snprintf(text, size, "%s", found != nullptr ? found : otherwise);
+void copy(const char* from, char (&text)[size]) noexcept {
+  std::snprintf(text, size, "%s", from);
 }
 
 /// What the headers say of the process.
@@ -145,12 +139,13 @@ void fill_header(std::uint32_t sample_ppm, ncclDebugLogger_t logger) noexcept {
   g_header.nccl_version = nccl_version_of(logger, &library);
   g_header.sample_ppm = sample_ppm;
   g_header.pid = getpid();
-  copy_first(g_header.plugin_version, {}, kPluginVersion);
-  copy_first(g_header.mode, {"DYNAMICCL_MODE"}, "observe");
-  copy_first(g_header.job, {"DYNAMICCL_JOB_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"});
-  copy_first(g_header.fingerprint, {"DYNAMICCL_MACHINE"});
+  const char* job = value_of("SLURM_JOB_ID", value_of("TORCHELASTIC_RUN_ID", ""));
+  copy(kPluginVersion, g_header.plugin_version);
+  copy(value_of("DYNAMICCL_MODE", "observe"), g_header.mode);
+  copy(value_of("DYNAMICCL_JOB_ID", job), g_header.job);
+  copy(value_of("DYNAMICCL_MACHINE", ""), g_header.fingerprint);
   char (&host)[sizeof g_header.host] = g_header.host;
-  if (gethostname(host, sizeof host - 1) != 0) copy_first(host, {}, "unknown");
+  if (gethostname(host, sizeof host - 1) != 0) copy("unknown", host);
 }
 
 // ---- From NCCL's threads to the one that writes
@@ -164,7 +159,6 @@ std::uint64_t g_head = 0, g_tail = 0;
 std::uint32_t g_dropped = 0;
 std::atomic<int> g_communicators{0};
 std::atomic<bool> g_writes{false};
-std::atomic<Recorder::Sink> g_sink{nullptr};
 
 /// It polls: waking it for each record would cost whoever calls a collective a system call.
 void* write_records(void*) noexcept {
@@ -226,10 +220,7 @@ const char* Recorder::acquire(std::uint32_t sample_ppm, ncclDebugLogger_t logger
   fill_header(sample_ppm, logger);
   mkdir(directory, 0700);  // if only its last part is missing; no link is followed to it
   g_directory = open(directory, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-  const char* problem = g_directory >= 0   ? why_not_ours(g_directory, S_IFDIR)
-                        : errno == ENOENT  ? "there is no such directory"
-                        : errno == ENOTDIR ? "it is not a directory, or a symbolic link to one"
-                                           : "it cannot be opened";
+  const char* problem = why_not_ours(g_directory, S_IFDIR);
   if (problem == nullptr && !start_writing()) problem = "its thread cannot be started";
   g_writes.store(problem == nullptr);
   if (problem != nullptr) close(g_directory);
@@ -242,19 +233,13 @@ void Recorder::release() noexcept {
     const Lock lock(&g_mutex);
     return g_tail == g_head;
   };
-  wait_until(is_all_written, 2'000);
+  wait_until(is_all_written);
 }
 
-void Recorder::set_sink(Sink sink) noexcept { g_sink.store(sink); }
-
-bool Recorder::is_on() noexcept {
-  return g_writes.load(std::memory_order_relaxed) || g_sink.load(std::memory_order_relaxed);
-}
+bool Recorder::is_on() noexcept { return g_writes.load(std::memory_order_relaxed); }
 
 void Recorder::push(const CallRecord& record) noexcept {
-  const Sink sink = g_sink.load(std::memory_order_acquire);
-  if (sink != nullptr) sink(record);
-  if (!g_writes.load(std::memory_order_relaxed)) return;
+  if (!is_on()) return;
   const Lock lock(&g_mutex);
   if (g_head - g_tail == kMost) {
     ++g_dropped;

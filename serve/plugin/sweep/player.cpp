@@ -8,16 +8,13 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <cinttypes>
 #include <cstdio>
 #include <cstring>
 
-#include "choice.h"
 #include "file.h"
 #include "identity/environment.h"
 #include "nccl/tuner_shell.h"
-#include "platform/allocate.h"
-#include "platform/clock.h"
+#include "platform/system.h"
 #include "sweep/schedule.h"
 
 namespace {
@@ -117,8 +114,7 @@ class Player {
   /// Load the schedule at `path`. Null on success, else why it must not be played: what fails here
   /// on one rank alone would hang all of them later. `hash` is what the launcher says that the
   /// file's checksum is.
-  const char* load(const char* path, const char* hash, const Communicator& communicator,
-                   int abi_version) noexcept {
+  const char* load(const char* path, const char* hash, const Communicator& communicator) noexcept {
     if (path == nullptr) return "DYNAMICCL_SCHEDULE is not set";
     if (hash == nullptr) return "DYNAMICCL_SCHEDULE_HASH is not set";
     const File file(path);
@@ -131,16 +127,17 @@ class Player {
     if (size_bytes > kMaxScheduleBytes) return "it is too long";
     const char* problem = decode_schedule(bytes_, size_bytes, &schedule);
     if (problem != nullptr) return problem;
-    char own[17];
-    std::snprintf(own, sizeof own, "%016" PRIx64, schedule.checksum);
-    if (std::strcmp(own, hash) != 0) return "its hash is not DYNAMICCL_SCHEDULE_HASH";
+    std::uint64_t wanted = 0;
+    if (!parse_hex(hash, 1, &wanted) || schedule.checksum != wanted) {
+      return "its hash is not DYNAMICCL_SCHEDULE_HASH";
+    }
     if (static_cast<std::size_t>(schedule.num_ranks) != communicator.num_ranks ||
         static_cast<std::size_t>(schedule.num_nodes) != communicator.num_nodes) {
       return "it was made for another number of ranks or nodes";
     }
     // Played without them, its measurements would be of something else than they say.
     for (std::int32_t i = 0; i < schedule.num_configs; ++i) {
-      if (schedule.configs[i].chunk_bytes != 0 && abi_version < 6) {
+      if (schedule.configs[i].chunk_bytes != 0 && communicator.abi_version < 6) {
         return "its chunk sizes need NCCL 2.30 or later";
       }
     }
@@ -264,21 +261,19 @@ class Player {
 };
 
 struct SweepTuner {
-  static ncclResult_t create(const Communicator& communicator, int abi_version,
-                             ncclTunerConstants_v5_t*, void** context) noexcept {
+  static ncclResult_t create(const Communicator& communicator, void** context) noexcept {
     if (is_one("DYNAMICCL_DISABLE")) return ncclSuccess;
-    const char* mode = value_of("DYNAMICCL_MODE");
-    if (mode == nullptr || std::strcmp(mode, "sweep") != 0) {
+    const char* mode = value_of("DYNAMICCL_MODE", "");
+    if (std::strcmp(mode, "sweep") != 0) {
       say(communicator, NCCL_LOG_INFO,
-          "NCCL's own choice stands: this library is for sweeps, and DYNAMICCL_MODE is '%s'",
-          mode != nullptr ? mode : "");
+          "NCCL's own choice stands: this library is for sweeps, and DYNAMICCL_MODE is '%s'", mode);
       return ncclSuccess;
     }
     const char* path = value_of("DYNAMICCL_SCHEDULE");
     const char* hash = value_of("DYNAMICCL_SCHEDULE_HASH");
     auto* player = allocate<Player>();
     const char* problem =
-        player == nullptr ? "memory is short" : player->load(path, hash, communicator, abi_version);
+        player == nullptr ? "memory is short" : player->load(path, hash, communicator);
     if (problem != nullptr) {
       deallocate(player);
       say(communicator, NCCL_LOG_WARN, "cannot sweep: %s%s%s", path != nullptr ? path : "",
@@ -292,14 +287,14 @@ struct SweepTuner {
     }
     const bool reports = player->report.exists();
     say(communicator, NCCL_LOG_INFO, "plays %d blocks from %s (hash %s, tuner v%d)%s%s",
-        player->schedule.num_blocks, path, hash, abi_version, reports ? ", reports to " : "",
-        reports ? report : "");
+        player->schedule.num_blocks, path, hash, communicator.abi_version,
+        reports ? ", reports to " : "", reports ? report : "");
     *context = player;
     return ncclSuccess;
   }
 
   static ncclResult_t answer(void* context, const Question& question) noexcept {
-    if (!is_about_a_cell(question.num_pipe_ops)) return ncclSuccess;
+    if (!question.is_about_a_cell()) return ncclSuccess;
     auto* player = static_cast<Player*>(context);
     const Lock lock(&player->mutex);
     player->answer(question);

@@ -20,7 +20,6 @@
 #include <vector>
 
 #include "agree/ballot.h"
-#include "agree/marks.h"
 #include "agree/rounds.h"
 #include "agree/stops.h"
 #include "identity/ids.h"
@@ -142,7 +141,7 @@ struct Explored final : World, Outlet {
       const bool has_own_thread = setup.is('p') || setup.is('h');
       const auto thread = static_cast<std::size_t>(has_own_thread ? i : i % setup.num_ranks);
       ranks_.push_back({setup.vote_of(i), i >= setup.num_ranks, thread / setup.ranks_per_process});
-      ranks_.back().marks.begin(true);
+      ranks_.back().marks.begin();
     }
     processes_.resize(ranks_.back().process + 1);
     while (setup.has_begun() && happen(0) > 0) {

@@ -110,7 +110,7 @@ class Library {
   }
 
   ncclResult_t finalize(int version, void* context) const {
-    return at<ncclTuner_v4_t>(version)->destroy(context);
+    return at<ncclTuner_v4_t>(version)->finalize(context);
   }
 
  private:

@@ -22,7 +22,7 @@
 
 #include "agree/caller.h"
 #include "arbiter/guard.h"
-#include "platform/clock.h"
+#include "platform/system.h"
 #include "tests/check.h"
 #include "tests/table_file.h"
 
@@ -180,7 +180,10 @@ void check_no_threads() {
   }
   const pid_t worker = processes()[1];
   kill(worker, SIGKILL);
-  CHECK(comes_true([&] { return processes().size() == 2 && processes()[1] != worker; }));
+  CHECK(comes_true([&] {
+    const std::vector<pid_t> now = processes();
+    return now.size() == 2 && now[1] != worker;
+  }));
   check_all(play(arbiter, 2, 2), Verdict::kAbstain,
             "whether a kill file is there is not known yet");
   for (const pid_t other : others) end(other);
@@ -300,7 +303,8 @@ int main(int, char** argv) {
   g_program = argv[1];
   std::random_device draw;
   g_key = {std::uint64_t{draw()} << 32 | draw(), std::uint64_t{draw()} << 32 | draw()};
-  std::snprintf(g_key_text, sizeof g_key_text, "%016" PRIx64 "%016" PRIx64, g_key.low, g_key.high);
+  std::snprintf(g_key_text, sizeof g_key_text, "%016" PRIx64 "%016" PRIx64, g_key.halves[0],
+                g_key.halves[1]);
   setenv("DYNAMICCL_JOB", "0000000000a1b2c3", 1);
   setenv("DYNAMICCL_KEY", g_key_text, 1);
   setenv("DYNAMICCL_KILL_FILE", (std::string("/tmp/") + g_key_text).c_str(), 1);

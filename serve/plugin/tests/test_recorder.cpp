@@ -147,40 +147,32 @@ void wrong_handles_and_a_fork() {
 /// What the adaptive tuner is told and hooks into.
 void what_the_tuner_uses() {
   setenv("DYNAMICCL_SAMPLE_PERCENT", "1", 1);
-  CreatedCommunicator told;
   Profiler* profiler = create(77, 5);
-  CHECK(take_created(77, &told) && told.profiler == profiler && told.rank == 5);
-  CHECK(told.num_ranks == 8 && told.num_nodes == 2 && !take_created(77, &told));  // once
+  CHECK(take_created(77) == profiler && take_created(77) == nullptr);  // once
+  ncclProfiler_v5.finalize(create(78));
+  CHECK(take_created(77) == nullptr);  // the latest is another one
   static CallRecord last;
-  Recorder::set_sink([](const CallRecord& record) { last = record; });
-  const auto complete = [](void* user, CallRecord* record) {
-    std::this_thread::yield();
-    record->table = *static_cast<std::uint32_t*>(user);
-    CHECK(record->table != 8);
-  };
   std::uint32_t table = 9;
-  CHECK(profiler->set_describe(complete, &table));
+  profiler->tuner = &table;
+  static constexpr Hooks kHooks = {[](const Profiler& of, CallRecord* record) {
+                                     record->table = *static_cast<std::uint32_t*>(of.tuner);
+                                   },
+                                   [](const Profiler& of, const CallRecord& record) {
+                                     CHECK(of.tuner != nullptr);
+                                     last = record;
+                                   }};
+  g_hooks.store(&kHooks);
   call(profiler, 0);
-  CHECK(last.comm_id == 77 && last.table == 9);
+  CHECK(last.comm_id == 77 && last.rank == 5 && last.table == 9);
   call(profiler, 1, true);  // which table it was chosen by is not known
   CHECK(last.flags == kFlagCaptured && last.table == 0);
   profiler->take_times(true);
-  for (std::uint64_t i = 1597; i < 1620; ++i) CHECK(call(profiler, i) != nullptr);
+  void* timed = nullptr;
+  for (std::uint64_t i = 1597; i < 1620; ++i) CHECK((timed = call(profiler, i)) != nullptr);
   profiler->take_times(false);  // the burst in between has not ended it
-  CHECK(call(profiler, 3) == nullptr && profiler->set_describe(nullptr, nullptr));
-  std::atomic<bool> stop{false};
-  std::thread caller([&] {
-    for (std::uint64_t i = 0; !stop.load(); ++i) call(profiler, i);
-  });
-  for (int i = 0; i < 200; ++i) {
-    table = 7;
-    CHECK(profiler->set_describe(complete, &table));
-    std::this_thread::yield();
-    CHECK(profiler->set_describe(nullptr, nullptr));
-    table = 8;  // a call that is still inside would read it
-  }
-  stop.store(true);
-  caller.join();
+  CHECK(call(profiler, 3) == nullptr);
+  for (int channel : {0, 1}) run_kernel(profiler, timed, channel, 1000);
+  CHECK(last.sequence == 1619 && last.stop_ns == 1100 && last.table == 9);
   ncclProfiler_v5.finalize(profiler);
 }
 

@@ -102,11 +102,10 @@ ncclResult_t finalize(void* context) {
 
 }  // namespace
 
-EXPORT const ncclTuner_v3_t ncclTunerPlugin_v3;
-const ncclTuner_v3_t ncclTunerPlugin_v3 = {"Wilful", init<3>, ask_v3, finalize};
+EXPORT const ncclTuner_v3_t ncclTunerPlugin_v3 = {"Wilful", init<3>, ask_v3, finalize};
 #if WILFUL_NEWEST >= 4
-const ncclTuner_v4_t ncclTunerPlugin_v4 = {"Wilful", init<4>, ask, finalize};
+EXPORT const ncclTuner_v4_t ncclTunerPlugin_v4 = {"Wilful", init<4>, ask, finalize};
 #endif
 #if WILFUL_NEWEST >= 6
-const ncclTuner_v6_t ncclTunerPlugin_v6 = {"Wilful", init_v6, ask, finalize, chunk};
+EXPORT const ncclTuner_v6_t ncclTunerPlugin_v6 = {"Wilful", init_v6, ask, finalize, chunk};
 #endif

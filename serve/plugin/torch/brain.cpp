@@ -26,45 +26,24 @@ namespace {
 
 // --- Questions ----------------------------------------------------------------------------------
 
-constexpr std::size_t kFacts = 6;  // of a call
-
-struct Task {
-  int collective = 0, bin = 0;
-  std::int64_t num_timed = 0;
-  std::vector<double> facts;  // of its calls, one after the other
-};
-
-struct Question {
-  std::uint64_t number = 0, brain = 0;
-  std::vector<std::uint64_t> forgotten;
-  std::string artifact, system, table;
-  std::int64_t num_nodes = 0, num_ranks = 0;
-  std::vector<Task> tasks;
-};
-
-bool read_task(JsonReader* json, Task* task) {
-  const auto read_fact = [&] {
-    task->facts.emplace_back();
-    return json->number(&task->facts.back());
+bool read_task(JsonReader* json, TimedTask* task) {
+  const auto read_call = [&] {
+    TimedCall& call = task->calls.emplace_back();
+    return json->take('[') &&
+           json->numbers(&call.size_bytes, &call.time_us, &call.algorithm, &call.protocol,
+                         &call.num_channels, &call.skew_us) &&
+           json->take(']');
   };
-  const auto read_call = [&] { return json->array(read_fact); };
-  return json->take('[') && json->number(&task->collective) && json->take(',') &&
-         json->number(&task->bin) && json->take(',') && json->number(&task->num_timed) &&
+  return json->take('[') && json->numbers(&task->collective, &task->bin, &task->num_timed) &&
          json->take(',') && json->array(read_call) && json->take(']') && task->collective >= 0 &&
          task->collective < kNumCollectives && task->bin >= 0 && task->bin < kMaxBins &&
-         task->facts.size() % kFacts == 0 && task->facts.size() <= kFacts * kWindow;
+         task->calls.size() <= kWindow;
 }
 
-bool read_question(const std::string& line, Question* question) {
+bool read_question(const std::string& line, BrainQuestion* question) {
   JsonReader json(line);
-  const auto read_next_task = [&] {
-    question->tasks.emplace_back();
-    return read_task(&json, &question->tasks.back());
-  };
-  const auto read_forgotten = [&] {
-    question->forgotten.emplace_back();
-    return json.number(&question->forgotten.back());
-  };
+  const auto read_next_task = [&] { return read_task(&json, &question->tasks.emplace_back()); };
+  const auto read_forgotten = [&] { return json.number(&question->forgotten.emplace_back()); };
   const auto read_field = [&](const std::string& name) {
     if (name == "number") return json.number(&question->number);
     if (name == "forgotten") return json.array(read_forgotten);
@@ -73,7 +52,7 @@ bool read_question(const std::string& line, Question* question) {
     if (name == "system") return json.text(&question->system);
     if (name == "num_nodes") return json.number(&question->num_nodes);
     if (name == "num_ranks") return json.number(&question->num_ranks);
-    if (name == "table") return json.text(&question->table);
+    if (name == "table") return json.bytes(&question->table);
     return name == "tasks" && json.array(read_next_task);
   };
   return json.object(read_field) && json.has_ended();
@@ -91,12 +70,10 @@ constexpr double kUnknown = -1.0;  // interference, until the module's Trigger h
 /// std::exception with a reason.
 class Brain {
  public:
-  explicit Brain(const Question& question) {
+  explicit Brain(const BrainQuestion& question) {
     const std::string path = question.artifact + "/brain.pt";
     const File file(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
-    const char* problem = nullptr;
-    if (!file.is_open()) problem = errno == ELOOP ? "it is a symbolic link" : std::strerror(errno);
-    if (problem == nullptr) problem = why_not_ours(file.descriptor(), S_IFREG);
+    const char* problem = why_not_ours(file.descriptor(), S_IFREG);
     if (problem != nullptr) throw std::runtime_error(path + ": " + problem);
     // What was looked at, whatever has that name by now.
     script_ = torch::jit::load("/proc/self/fd/" + std::to_string(file.descriptor()), at::kCPU);
@@ -126,18 +103,21 @@ class Brain {
   }
 
   /// The next table, as a file; the leader checks all of it.
-  std::string decide(const std::vector<Task>& tasks) {
+  std::string decide(const std::vector<TimedTask>& tasks) {
     std::vector<std::int64_t> rows, timed;
     std::vector<double> windows;
-    for (const Task& task : tasks) {
+    for (const TimedTask& task : tasks) {
       const int column = task.bin - header_.first_bin;
-      if (task.facts.empty() || column < 0 || column >= header_.num_bins) continue;
+      if (task.calls.empty() || column < 0 || column >= header_.num_bins) continue;
       rows.push_back(task.collective * header_.num_bins + column);
       timed.push_back(task.num_timed);
       // Right-aligned, as raw_calls of serve/brain.py has them.
-      windows.resize(windows.size() + kNumColumns * (kWindow - task.facts.size() / kFacts));
-      for (auto of = task.facts.begin(); of != task.facts.end(); of += kFacts) {
-        windows.insert(windows.end(), {1.0, of[0], of[1], of[2], of[3], of[4], kUnknown, of[5]});
+      windows.resize(windows.size() + kNumColumns * (kWindow - task.calls.size()));
+      for (const TimedCall& call : task.calls) {
+        windows.insert(windows.end(),
+                       {1.0, static_cast<double>(call.size_bytes), call.time_us,
+                        static_cast<double>(call.algorithm), static_cast<double>(call.protocol),
+                        static_cast<double>(call.num_channels), kUnknown, call.skew_us});
       }
     }
     const auto count = static_cast<std::int64_t>(rows.size());
@@ -167,13 +147,13 @@ class Brain {
 
 using Brains = std::map<std::uint64_t, Brain>;
 
-std::string decide(Brains* brains, const Question& question) {
+std::string decide(Brains* brains, const BrainQuestion& question) {
   for (const std::uint64_t gone : question.forgotten) brains->erase(gone);
   return brains->try_emplace(question.brain, question).first->second.decide(question.tasks);
 }
 
 std::string answer(Brains* brains, const std::string& line) {
-  Question question;
+  BrainQuestion question;
   std::string said;
   try {
     if (!read_question(line, &question)) throw std::runtime_error("its question is impossible");

@@ -3,8 +3,6 @@
 #include "nccl/profiler_abi.h"
 #include "tuner/init.h"
 
-extern "C" DYNAMICCL_EXPORT const ncclProfiler_v4_t ncclProfiler_v4;
-
 namespace {
 
 thread_local dynamiccl::Communicator t_created = {};
@@ -38,5 +36,5 @@ std::uint64_t dynamiccl::take_comm_id(const Communicator& communicator) noexcept
   return created.num_nodes == communicator.num_nodes ? created.comm_id : 0;
 }
 
-const ncclProfiler_v4_t ncclProfiler_v4 = {"DynamICCL",      init,   startEvent, nothing,
-                                           recordEventState, nothing};
+DYNAMICCL_EXPORT const ncclProfiler_v4_t ncclProfiler_v4 = {
+    "DynamICCL", init, startEvent, nothing, recordEventState, nothing};

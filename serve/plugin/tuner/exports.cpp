@@ -1,6 +1,5 @@
 // What NCCL sees of mode table. The context is a pointer to the table, or null where NCCL's own
 // choice stands.
-#include "nccl/tuner_shell.h"
 #include "tuner/init.h"
 
 namespace {
@@ -8,9 +7,7 @@ namespace {
 using namespace dynamiccl;
 
 struct TableTuner {
-  static ncclResult_t create(Communicator communicator, int abi_version, ncclTunerConstants_v5_t*,
-                             void** context) noexcept {
-    if (abi_version < 5) communicator.comm_id = take_comm_id(communicator);
+  static ncclResult_t create(const Communicator& communicator, void** context) noexcept {
     const DecisionTable* table = nullptr;
     const ncclResult_t result = init_communicator(communicator, "none", &table);
     *context = const_cast<DecisionTable*>(table);
@@ -18,9 +15,7 @@ struct TableTuner {
   }
 
   static ncclResult_t answer(void* context, const Question& question) noexcept {
-    if (!is_about_a_cell(question.num_pipe_ops)) return ncclSuccess;
-    dynamiccl::answer(*static_cast<const DecisionTable*>(context), question.collective,
-                      question.size_bytes, question.costs, question.num_channels);
+    dynamiccl::answer(*static_cast<const DecisionTable*>(context), question);
     return ncclSuccess;
   }
 

@@ -12,15 +12,10 @@
 #include <cstring>
 
 #include "identity/environment.h"
-#include "nccl/tuner_shell.h"
-#include "platform/allocate.h"
-#include "platform/clock.h"
-#include "platform/old_symbols.h"
+#include "platform/system.h"
 #include "tuner/init.h"
 
 DYNAMICCL_OLD_SYMBOL(dlerror);
-DYNAMICCL_OLD_SYMBOL(dlopen);
-DYNAMICCL_OLD_SYMBOL(dlsym);
 
 namespace {
 
@@ -50,7 +45,7 @@ void* open_next(const char* name) noexcept {
 }
 
 /// The library is looked for once a process, which costs one line in the log, and never closed.
-void find_next(int abi_version, const Communicator& communicator, Both* both) noexcept {
+void find_next(const Communicator& communicator, Both* both) noexcept {
   static Mutex mutex;
   static bool is_looked_for = false;
   static void* library = nullptr;
@@ -64,7 +59,7 @@ void find_next(int abi_version, const Communicator& communicator, Both* both) no
     const char* why = dlerror();
     std::snprintf(said, sizeof said, "goes on without it: %s", why != nullptr ? why : "");
   }
-  for (int version = abi_version; library != nullptr && version >= 3; --version) {
+  for (int version = communicator.abi_version; library != nullptr && version >= 3; --version) {
     char symbol[32];
     std::snprintf(symbol, sizeof symbol, "ncclTunerPlugin_v%d", version);
     const auto* next = static_cast<const ncclTuner_v6_t*>(dlsym(library, symbol));
@@ -82,15 +77,16 @@ void find_next(int abi_version, const Communicator& communicator, Both* both) no
 }
 
 /// The vendor's `init`, and then ours.
-ncclResult_t init_both(const Communicator& communicator, ncclTunerConstants_v5_t* constants,
-                       Both* both) noexcept {
-  const auto& [ranks, nodes, logger, domains, comm_id] = communicator;
+ncclResult_t init_both(const Communicator& communicator, Both* both) noexcept {
   const ncclTuner_v6_t* next = both->next;
   if (next == nullptr) return init_communicator(communicator, "none", &both->table);
+  const std::size_t ranks = communicator.num_ranks, nodes = communicator.num_nodes;
   const auto* v4 = reinterpret_cast<const ncclTuner_v4_t*>(next);
-  ncclResult_t result = both->version < 5 ? v4->init(ranks, nodes, logger, &both->theirs)
-                                          : next->init(&both->theirs, comm_id, ranks, nodes, logger,
-                                                       domains, constants);
+  ncclResult_t result =
+      both->version < 5
+          ? v4->init(ranks, nodes, communicator.logger, &both->theirs)
+          : next->init(&both->theirs, communicator.comm_id, ranks, nodes, communicator.logger,
+                       communicator.domains, communicator.constants);
   if (result != ncclSuccess) return result;
   char asked_first[128];
   const char* name = next->name != nullptr ? next->name : "";
@@ -101,13 +97,11 @@ ncclResult_t init_both(const Communicator& communicator, ncclTunerConstants_v5_t
 }
 
 struct VendorTuner {
-  static ncclResult_t create(Communicator communicator, int abi_version,
-                             ncclTunerConstants_v5_t* constants, void** context) noexcept {
-    if (abi_version == 4) communicator.comm_id = take_comm_id(communicator);
+  static ncclResult_t create(const Communicator& communicator, void** context) noexcept {
     auto* both = allocate<Both>();
     if (both == nullptr) return ncclSystemError;  // theirs may have to act on all ranks alike
-    find_next(abi_version, communicator, both);
-    const ncclResult_t result = init_both(communicator, constants, both);
+    find_next(communicator, both);
+    const ncclResult_t result = init_both(communicator, both);
     if (result == ncclSuccess && (both->next != nullptr || both->table != nullptr)) {
       *context = both;
     } else {
@@ -136,10 +130,7 @@ struct VendorTuner {
           both.version == 3 ? ask(v3->getCollInfo) : ask(both.next->getCollInfo, question.reg_buff);
       if (result != ncclSuccess) return result;
     }
-    const bool is_ours = both.table != nullptr && is_about_a_cell(question.num_pipe_ops) &&
-                         num_cells != 0 && costs.num_algorithms <= kNumAlgorithms;
-    const Entry* entry =
-        is_ours ? lookup(*both.table, question.collective, question.size_bytes) : nullptr;
+    const Entry* entry = both.table != nullptr ? entry_for(*both.table, question) : nullptr;
     if (entry == nullptr) return ncclSuccess;
     // Ours decides by NCCL's costs, but that a cell which the vendor made free is just below the
     // cheapest. Left free it would win a tie, and make every Ring look relegated.

@@ -266,7 +266,7 @@ class Communicator {
   void destroy() {
     process_.proxy.finish(this);
     if (has_tuner_) {
-      check(process_.tuner->destroy(tuner_context_), "the tuner's finalize");
+      check(process_.tuner->finalize(tuner_context_), "the tuner's finalize");
       process_.tuner.close();
     }
     if (!has_profiler_) return;
@@ -409,9 +409,7 @@ class Communicator {
     if (!has_api_events() || (group.mask & ~of_others) == 0) return group;
     const Profiler& profiler = process_.profiler;
     using Descriptor = ncclProfilerEventDescr_v5_t;
-    group.event = start(ncclProfileGroupApi, nullptr, [&](Descriptor* descriptor) {
-      descriptor->groupApi.graphCaptured = captured;
-    });
+    group.event = start(ncclProfileGroupApi, nullptr);
     profiler.record(group.event, kGroupStartApiStop, nullptr);
     for (const Task& task : tasks) {
       group.calls.push_back(start(ncclProfileCollApi, group.event, [&](Descriptor* descriptor) {
