@@ -154,9 +154,7 @@ class PluginIndex:
         return sorted(text for text, name in self.systems.items() if name == system)
 
     def bound(self, system: str, fingerprint: str) -> Self:
-        """With a machine added, or moved to another system; raises UnknownName and UserError."""
-        if system not in self.system_names:
-            raise UnknownName("system", system, self.system_names)
+        """With a machine added, or moved to another system; raises UserError."""
         return replace(self, systems={**self.systems, check_fingerprint(fingerprint): system})
 
 
