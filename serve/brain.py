@@ -37,7 +37,7 @@ from dynamiccl.nccl import Protocol as NcclProtocol
 from dynamiccl.schedule import config_columns
 from dynamiccl.serve.artifact import Artifact, open_artifact
 from dynamiccl.serve.search import autoccl
-from dynamiccl.serve.search.policy_search import PolicySearch, Prior, Rules, predicted
+from dynamiccl.serve.search.policy_search import PolicySearch, Prior, predicted
 from dynamiccl.serve.table import ENTRY, MAX_BINS, DecisionTable
 from dynamiccl.sizes import bin_center_bytes
 
@@ -45,8 +45,6 @@ from dynamiccl.sizes import bin_center_bytes
 CALL_COLUMNS: Final = ("valid", *CallColumns.__slots__)
 #: Timed calls with one config before it is judged.
 MIN_CALLS: Final = 3
-#: A measurement takes few calls: a window shows only the latest.
-RULES: Final = Rules(watch_calls=MIN_CALLS, rest_calls=0)
 
 _log = logging.getLogger(__name__)
 
@@ -202,7 +200,9 @@ class TunerBrain:
 
             self._policy = TorchPolicy.load(artifact.directory)
             self._watcher = ScriptedBrain(artifact.directory / BRAIN_NAME)
-            self._tuner = PolicySearch(self._spaces.__getitem__, self._prior, RULES)
+            # A measurement takes few calls: a window shows only the latest.
+            calls = {"watch_calls": MIN_CALLS, "rest_calls": 0}
+            self._tuner = PolicySearch(self._spaces.__getitem__, self._prior, **calls)
         else:
             self._tuner = autoccl.AutoCcl(self._spaces.__getitem__, repeats=MIN_CALLS)
         self._table: DecisionTable | None = None
