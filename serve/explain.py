@@ -224,7 +224,11 @@ def table_command(
     nodes, per_node = cli.parse_group(group)
     opened, ranks = open_artifact(artifact), nodes * per_node
     support, table = opened.pick(nodes, ranks, system)
-    decisions = _decisions(opened, support, table)
+    bins = range(table.first_bin, table.first_bin + table.num_bins)
+    decisions = {
+        collective.wire: [_decision(opened, support, table, collective, index) for index in bins]
+        for collective in TUNED
+    }
     if as_json:
         shape = {"system": support.system, "num_nodes": nodes, "num_ranks": ranks}
         cli.print_json({**shape, "decisions": decisions})
@@ -239,25 +243,18 @@ def table_command(
     stdout.print(shown)
 
 
-def _decisions(
-    artifact: Artifact, support: Support, table: DecisionTable
-) -> dict[str, list[dict[str, Any]]]:
-    decisions: dict[str, list[dict[str, Any]]] = {}
-    for collective in TUNED:
-        decisions[collective.wire] = []
-        for index in range(table.first_bin, table.first_bin + table.num_bins):
-            size = bin_center_bytes(index)
-            config = table.at(collective, index)
-            row = {
-                "bin": index,
-                "size_bytes": size,
-                "first_byte": bin_first_byte(index),
-                "last_byte": bin_first_byte(index + 1) - 1,
-                "config": config.key if config else None,
-                **channels_of(artifact, support, collective, index, config),
-            }
-            decisions[collective.wire].append(row)
-    return decisions
+def _decision(
+    artifact: Artifact, support: Support, table: DecisionTable, collective: Collective, index: int
+) -> dict[str, Any]:
+    config = table.at(collective, index)
+    return {
+        "bin": index,
+        "size_bytes": bin_center_bytes(index),
+        "first_byte": bin_first_byte(index),
+        "last_byte": bin_first_byte(index + 1) - 1,
+        "config": config.key if config else None,
+        **channels_of(artifact, support, collective, index, config),
+    }
 
 
 def _shown(row: Mapping[str, Any]) -> tuple[str, str, str]:
