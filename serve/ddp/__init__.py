@@ -442,13 +442,12 @@ class NetSense:
 
     def _layout(self, bucket: GradBucket) -> Layout:
         try:
-            names = [self._names[id(parameter)] for parameter in bucket.parameters()]
+            return tuple((self._names[id(each)], each.numel()) for each in bucket.parameters())
         except KeyError:
             raise UserError(
                 "a bucket holds a parameter that the model of this NetSense has not: "
                 "make one NetSense for each model, after the last change of its parameters"
             ) from None
-        return tuple((name, self._sizes[name]) for name in names)
 
     def _begin(self) -> None:
         ended, decision = self._step, self._step.decision

@@ -172,11 +172,9 @@ def test_a_descent_starts_at_what_ncclss_own_choice_runs() -> None:
     assert unknown.default_subspace() is None
 
 
-def test_spaces_that_cannot_be_searched_and_times_that_cannot_be_are_refused() -> None:
+def test_times_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match=r"0\.0 us"):
         AutoCcl(lambda _: SPACE).tell(KEY, 0.0)
-    with pytest.raises(ValueError, match="cannot begin at Ring/Simple/2ch"):
-        SearchSpace([DEFAULT, *ring(1, 2)], [1], begin=ring(2)[0])
 
 
 def believing(log_ratio: npt.NDArray[np.float64], sigma: float) -> Prior:
