@@ -37,7 +37,7 @@ from sklearn.ensemble import RandomForestRegressor
 
 from dynamiccl.nccl import ABSTAIN, Collective, Config, Transport
 from dynamiccl.serve.search.autoccl import DEFAULT, AutoCcl, Choice, SearchSpace, Tuner
-from dynamiccl.serve.search.policy_search import PolicySearch, Prior, Rules
+from dynamiccl.serve.search.policy_search import PolicySearch, Prior
 from dynamiccl.simulator.system import Call, Group, Launch, Surroundings
 from dynamiccl.simulator.systems import SYSTEMS, System, find_system
 from dynamiccl.simulator.workloads import Workload, make_workload
@@ -54,8 +54,8 @@ SIZES: Final = tuple(1 << k for k in range(12, 31, 2))
 LOGS: Final = {"speedup", "end", "whole", *(collective.wire for collective in COLLECTIVES)}
 PLACES = [(name, Group(1, 8)) for name in ("h100-ib", "a100-nvswitch", "b300-nvlink")]
 PLACES += [("h100-ib", Group(4, 8)), ("gb10-roce", Group(4, 1)), ("rtx5090-sockets", Group(2, 1))]
-#: The most calls that a step tells of (a window of the leader's), and our rules in a job.
-WINDOW, INTERVAL_US, IN_JOB = 8, 10e6, Rules(watch_calls=3, rest_calls=0)
+#: The most calls that a step tells of (a window of the leader's), and our settings in a job.
+WINDOW, INTERVAL_US, IN_JOB = 8, 10e6, {"watch_calls": 3, "rest_calls": 0}
 Array = npt.NDArray[np.float64]
 Rows = dict[str, dict[str, list[float]]]
 
@@ -120,14 +120,14 @@ def play(tuner: Tuner, us: Array, seed: Sequence[int], told: int = 1) -> tuple[A
     return np.array(ran), np.array([*incumbent, tuner.best(0)])
 
 
-def searches(task: Task, repeats: int = 1, *rules: Rules) -> dict[str, Tuner]:
+def searches(task: Task, repeats: int = 1, **ours: int) -> dict[str, Tuner]:
     """The searches of one task."""
     drawn = Prior.drawn(task.space, task.call.size_bytes)
     shifted = replace(drawn, mean=drawn.mean + np.log(task.priced / task.quiet))
     return {
         "autoccl": AutoCcl(lambda _: task.space, repeats=repeats),
-        "ours": PolicySearch(lambda _: task.space, lambda _: drawn, *rules),
-        "priced": PolicySearch(lambda _: task.space, lambda _: shifted, *rules),
+        "ours": PolicySearch(lambda _: task.space, lambda _: drawn, **ours),
+        "priced": PolicySearch(lambda _: task.space, lambda _: shifted, **ours),
     }
 
 
@@ -267,7 +267,7 @@ def play_job(system: System, work: Workload) -> Rows:
         per_step = max(INTERVAL_US / own_us, 1.0) if rhythm else 1.0
         told = [min(WINDOW, round(n * per_step)) for n in counts]
         for key, (task, calls) in enumerate(zip(tasks, told, strict=True)):
-            for player, tuner in searches(task, 3 if rhythm else calls, IN_JOB).items():
+            for player, tuner in searches(task, 3 if rhythm else calls, **IN_JOB).items():
                 times = task.priced if player == "priced" else task.quiet
                 found[player].append(play(tuner, times, (key, seed), calls))
         for player, episodes in found.items():

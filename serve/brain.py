@@ -37,7 +37,7 @@ from dynamiccl.nccl import Protocol as NcclProtocol
 from dynamiccl.schedule import config_columns
 from dynamiccl.serve.artifact import Artifact, open_artifact
 from dynamiccl.serve.search import autoccl
-from dynamiccl.serve.search.policy_search import PolicySearch, Prior, Rules, predicted
+from dynamiccl.serve.search.policy_search import PolicySearch, Prior, predicted
 from dynamiccl.serve.table import ENTRY, MAX_BINS, DecisionTable
 from dynamiccl.sizes import bin_center_bytes
 
@@ -45,8 +45,6 @@ from dynamiccl.sizes import bin_center_bytes
 CALL_COLUMNS: Final = ("valid", *CallColumns.__slots__)
 #: Timed calls with one config before it is judged.
 MIN_CALLS: Final = 3
-#: A measurement takes few calls: a window shows only the latest.
-RULES: Final = Rules(watch_calls=MIN_CALLS, rest_calls=0)
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +60,7 @@ class BrainConfig:
 
 @dataclass(frozen=True, slots=True)
 class KeyCalls:
-    """A (collective, size bin) and its latest calls; raises ValueError for an impossible one."""
+    """A (collective, size bin) and its latest calls."""
 
     collective: Collective
     bin: int
@@ -70,12 +68,6 @@ class KeyCalls:
     calls: tuple[Call, ...]
     #: Calls timed so far; None: `calls` are old, and the choice in force was withdrawn by them.
     num_timed: int | None = None
-
-    def __post_init__(self) -> None:
-        if not self.collective.tunable or not 0 <= self.bin < MAX_BINS:
-            raise ValueError(f"{self.collective.wire} at bin {self.bin} is in no table")
-        if len(self.calls) > WINDOW_LENGTH:
-            raise ValueError(f"{len(self.calls)} calls are more than a window's {WINDOW_LENGTH}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +174,8 @@ def policy_brain(artifact: Artifact) -> Brain:
 
 @dataclass(slots=True)
 class _Progress:
-    """The action that was requested, and the calls that the tuner was told of."""
+    """The calls that the tuner was told of, and whether the last was disturbed."""
 
-    playing: int
     num_told: int = 0
     is_disturbed: bool = False
 
@@ -209,7 +200,9 @@ class TunerBrain:
 
             self._policy = TorchPolicy.load(artifact.directory)
             self._watcher = ScriptedBrain(artifact.directory / BRAIN_NAME)
-            self._tuner = PolicySearch(self._spaces.__getitem__, self._prior, RULES)
+            # A measurement takes few calls: a window shows only the latest.
+            calls = {"watch_calls": MIN_CALLS, "rest_calls": 0}
+            self._tuner = PolicySearch(self._spaces.__getitem__, self._prior, **calls)
         else:
             self._tuner = autoccl.AutoCcl(self._spaces.__getitem__, repeats=MIN_CALLS)
         self._table: DecisionTable | None = None
@@ -227,8 +220,9 @@ class TunerBrain:
         for task, of_task in zip(tasks, levels, strict=True):
             self._learn(task, _requested(history.table, task), of_task)
         entries = self._table.entries.copy()
-        for (collective, index), found in self._progress.items():
-            entries[collective, index - first] = config_columns(self._configs[found.playing])
+        for collective, index in self._progress:
+            asked = self._configs[self._tuner.ask((collective, index))]
+            entries[collective, index - first] = config_columns(asked)
         table = replace(self._table, entries=entries)
         return None if table == history.table else table
 
@@ -252,19 +246,19 @@ class TunerBrain:
         return replace(table, entries=entries)
 
     def _learn(self, task: KeyCalls, running: Config, levels: npt.NDArray[np.float64]) -> None:
-        """Tell the tuner of calls and a change of interference; ask for what is next."""
+        """Tell the tuner of calls of what it asked for, and of a change of interference."""
         key = (task.collective, task.bin)
         if key not in self._progress:
             self._spaces[key] = self._open_space(task, running)
-            self._progress[key] = _Progress(self._tuner.ask(key))
+            self._progress[key] = _Progress()
         progress = self._progress[key]
         before = progress.is_disturbed
         for level in levels[len(levels) - len(task.calls) :].tolist():
             progress.is_disturbed = autoccl.is_disturbed(level, before=progress.is_disturbed)
         if progress.is_disturbed != before:
             self._tuner.alarm(key)
-            progress.playing = self._tuner.ask(key)
-        if running != self._configs[progress.playing]:
+        asked = self._tuner.ask(key)
+        if running != self._configs[asked]:
             return  # the table with it is not in force yet
         told = progress.num_told if task.num_timed is None else task.num_timed
         fresh = len(task.calls) if task.num_timed is None else told - progress.num_told
@@ -275,8 +269,7 @@ class TunerBrain:
         progress.num_told = told
         size_bytes = bin_center_bytes(task.bin)
         for call in calls:
-            self._tuner.tell(key, call.time_us * size_bytes / call.size_bytes, progress.playing)
-        progress.playing = self._tuner.ask(key)
+            self._tuner.tell(key, call.time_us * size_bytes / call.size_bytes, asked)
 
     def _open_space(self, task: KeyCalls, running: Config) -> autoccl.SearchSpace:
         assert self._table is not None

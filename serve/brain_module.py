@@ -31,8 +31,6 @@ from dynamiccl.train.policy import ignored_deprecation, load_script, load_trigge
 
 #: Task keys of a communicator: a table's collectives and size bins.
 MAX_ROWS: Final = NUM_TUNED_COLLECTIVES * MAX_BINS
-#: Streams of a communicator; those beyond stay unwatched.
-MAX_STREAMS: Final = 4096
 
 
 class HistoryFeatures(nn.Module):
@@ -81,7 +79,6 @@ class Watcher(nn.Module):
         self.seen = torch.zeros(MAX_ROWS, dtype=torch.int64)
         self.unknown = -1.0
         self.levels = torch.full((MAX_ROWS, window_length), self.unknown)
-        self.max_streams = MAX_STREAMS
         self.algorithms = len(Algorithm) + 1
         self.protocols = len(Protocol) + 1
         self.channels = MAX_CHANNELS + 1
@@ -130,7 +127,7 @@ class Watcher(nn.Module):
     def find_streams(
         self, row: torch.Tensor, calls: torch.Tensor, valid: torch.Tensor
     ) -> torch.Tensor:
-        """(N, K) slots of calls' streams; -1 for padding, and beyond the capacity."""
+        """(N, K) slots of calls' streams; -1 for padding."""
         algorithm = calls[:, :, self.columns["algorithm"]] + 1.0
         protocol = calls[:, :, self.columns["protocol"]] + 1.0
         channels = calls[:, :, self.columns["num_channels"]]
@@ -140,7 +137,7 @@ class Watcher(nn.Module):
         found: list[int] = []
         numbers: list[int] = code.flatten().tolist()
         for each in numbers:
-            if each >= 0 and each not in self.streams and len(self.streams) < self.max_streams:
+            if each >= 0 and each not in self.streams:
                 self.streams[each] = len(self.streams)
             found.append(self.streams.get(each, -1))
         more = len(self.streams) - self.state.size(0)

@@ -3,18 +3,9 @@
 Gains are those of the gate's fresh runs (gate.json), fractions of NCCL's own time with 95 %
 intervals: {"mean", "low", "high"}. An inferred bin has the least of the bins of its collective and
 config that passed.
-
-`table` also writes the config file of NVIDIA's example tuner (nccl v2.30.7
-`plugins/tuner/example`):
-
-`collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff`
-
-There both `channels=-1` and a size without a line force ONE channel (plugin.c:361), so we write 0,
-NCCL's own count. Bins that abstain or have an AUTO knob cannot be written; they are counted.
 """
 
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from itertools import groupby
@@ -31,19 +22,13 @@ from dynamiccl.datasets.objective import with_nodes
 from dynamiccl.datasets.questions import count_of, read_back_channels
 from dynamiccl.datasets.store import read_calls
 from dynamiccl.errors import NotEnoughData, UnknownName
-from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config
-from dynamiccl.serve.artifact import Artifact, ArtifactDir, Group, System, open_artifact, warn
+from dynamiccl.nccl import ABSTAIN, Collective, Config
+from dynamiccl.serve.artifact import Artifact, ArtifactDir, Group, System, open_artifact
 from dynamiccl.serve.table import DecisionTable
 from dynamiccl.sizes import bin_center_bytes, bin_first_byte
 from dynamiccl.train.options import Json, folding_table, stderr, stdout, tell, wide_stdout
 
 _SHOWN: Final = 15
-_FORMATS: Final = ("nccl-csv", "json", "table")
-_ALGORITHMS: Final = {
-    Algorithm.CollNetDirect: "collnet_direct",
-    Algorithm.CollNetChain: "collnet_chain",
-    Algorithm.NVLSTree: "nvls_tree",
-}
 Gain = Mapping[str, float]
 #: System, nodes, ranks, collective, size bin.
 Place = tuple[str, int, int, str, int]
@@ -129,37 +114,6 @@ def channels_of(
     [used] = read_back_channels(artifact.manifest, support, collective, [index])
     action = artifact.manifest.actions().configs.index(config or ABSTAIN)
     return {"channels": count_of(used[action]), "own_channels": count_of(used[0])}
-
-
-def nccl_csv(table: DecisionTable) -> tuple[str, int, int]:
-    """A table in NVIDIA's format; how many bins abstain, and how many have an AUTO knob."""
-    lines = [
-        "# DynamICCL decision table for NVIDIA's example tuner plugin (NCCL_TUNER_CONFIG_FILE).",
-        "# Sizes without a line get ONE channel from that plugin, not NCCL's own choice.",
-    ]
-    abstaining = auto = 0
-    bins = range(table.first_bin, table.first_bin + table.num_bins)
-    for collective in TUNED:
-        for config, group in groupby(bins, key=lambda index: table.at(collective, index)):
-            same = list(group)
-            if config is None:
-                abstaining += len(same)
-                continue
-            algorithm, protocol = config.algorithm, config.protocol
-            if algorithm is None or protocol is None:
-                auto += len(same)
-                continue
-            fields = (
-                collective.wire.lower(),
-                bin_first_byte(same[0]),
-                bin_first_byte(same[-1] + 1) - 1,
-                _ALGORITHMS.get(algorithm, algorithm.wire.lower()),
-                protocol.wire.lower(),
-                config.num_channels or 0,
-                *(table.num_nodes, table.num_ranks, -1, -1),
-            )
-            lines.append(",".join(map(str, fields)))
-    return "\n".join(lines) + "\n", abstaining, auto
 
 
 def explain_command(
@@ -261,35 +215,21 @@ def table_command(
     artifact: ArtifactDir,
     group: Group,
     system: System = None,
-    format_: Annotated[
-        str, typer.Option("--format", help=f"One of {', '.join(_FORMATS)}.")
-    ] = "json",
+    as_json: Json = False,
 ) -> None:
     """Print the decisions of an artifact's table by message size.
 
-    Example: dynamiccl-deploy table out/artifact --group 4x8 --format nccl-csv
+    Example: dynamiccl-deploy table out/artifact --group 4x8
     """
-    if format_ not in _FORMATS:
-        raise UnknownName("format", format_, _FORMATS)
     nodes, per_node = cli.parse_group(group)
     opened, ranks = open_artifact(artifact), nodes * per_node
     support, table = opened.pick(nodes, ranks, system)
-    if format_ == "nccl-csv":
-        text, abstaining, auto = nccl_csv(table)
-        sys.stdout.write(text)
-        warn(
-            "NVIDIA's example tuner takes it from NCCL 2.30 on; those of 2.27 to 2.29 crash at the "
-            "first line that matches (seen with 2.27.7 and 2.29.7)."
-        )
-        if abstaining or auto:
-            warn(
-                f"{abstaining} size bins abstain and {auto} leave a knob to NCCL; that format "
-                "cannot say either, and NVIDIA's example tuner forces ONE channel where no line "
-                "matches. Our own plugin abstains there."
-            )
-        return
-    decisions = _decisions(opened, support, table)
-    if format_ == "json":
+    bins = range(table.first_bin, table.first_bin + table.num_bins)
+    decisions = {
+        collective.wire: [_decision(opened, support, table, collective, index) for index in bins]
+        for collective in TUNED
+    }
+    if as_json:
         shape = {"system": support.system, "num_nodes": nodes, "num_ranks": ranks}
         cli.print_json({**shape, "decisions": decisions})
         return
@@ -303,25 +243,18 @@ def table_command(
     stdout.print(shown)
 
 
-def _decisions(
-    artifact: Artifact, support: Support, table: DecisionTable
-) -> dict[str, list[dict[str, Any]]]:
-    decisions: dict[str, list[dict[str, Any]]] = {}
-    for collective in TUNED:
-        decisions[collective.wire] = []
-        for index in range(table.first_bin, table.first_bin + table.num_bins):
-            size = bin_center_bytes(index)
-            config = table.at(collective, index)
-            row = {
-                "bin": index,
-                "size_bytes": size,
-                "first_byte": bin_first_byte(index),
-                "last_byte": bin_first_byte(index + 1) - 1,
-                "config": config.key if config else None,
-                **channels_of(artifact, support, collective, index, config),
-            }
-            decisions[collective.wire].append(row)
-    return decisions
+def _decision(
+    artifact: Artifact, support: Support, table: DecisionTable, collective: Collective, index: int
+) -> dict[str, Any]:
+    config = table.at(collective, index)
+    return {
+        "bin": index,
+        "size_bytes": bin_center_bytes(index),
+        "first_byte": bin_first_byte(index),
+        "last_byte": bin_first_byte(index + 1) - 1,
+        "config": config.key if config else None,
+        **channels_of(artifact, support, collective, index, config),
+    }
 
 
 def _shown(row: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -33,13 +33,13 @@ from dynamiccl.errors import UserError
 from dynamiccl.serve.ddp.compression import (
     HALF_MAX,
     Layout,
-    Places,
     Pruning,
     Residuals,
     add_up,
     largest,
     owe,
     propose,
+    shared_places,
     take,
 )
 from dynamiccl.serve.ddp.laws import (
@@ -210,6 +210,8 @@ class Step:
     decision: Decision
     buckets: list[BucketMarks] = field(default_factory=list)
     wire_bytes: float = 0.0
+    #: The shared positions, -1 for none, that ranks agree on for the next step.
+    chosen: dict[Layout, torch.Tensor] = field(default_factory=dict)
 
     @property
     def end(self) -> Any:
@@ -307,7 +309,7 @@ class NetSense:
         self._residuals = Residuals()
         #: The learning rate of the step before, 0 for none.
         self._rate = 0.0
-        self._places = Places()
+        self._agreed: dict[Layout, torch.Tensor] = {}
         self._pruning: dict[Layout, Pruning] = {}
         self._steps = 0
         self._step = Step(DENSE if self._ranks == 1 else self._law.decision)
@@ -363,7 +365,7 @@ class NetSense:
     ) -> Result:
         marks.launched = self._clock.mark()
         work = dist.all_reduce(sent, group=self._group, async_op=True)
-        return self._then(work.get_future(), marks, write)
+        return self._then(marks, write, work.get_future())
 
     def _sparse(self, bucket: GradBucket, layout: Layout, marks: BucketMarks) -> Result:
         gradient, decision, ranks = bucket.buffer(), self._step.decision, self._ranks
@@ -377,9 +379,9 @@ class NetSense:
         if finite:
             owe(gradient, owed, kept)
         if shared:
-            places = self._places.take(layout, count, self._steps, device)
+            places = shared_places(self._agreed.get(layout), numel, count, self._steps, device)
         elif finite:
-            places = largest(owed, count, self._steps)[0]
+            places = largest(owed, count, self._steps)
         else:
             places = torch.arange(count, device=device)
         # With NaN every rank sees it, as a GradScaler needs, and nothing is owed of it.
@@ -394,12 +396,13 @@ class NetSense:
         share = (self._rank + self._steps) % ranks
         told = propose(owed, layout, decision, share, ranks, self._steps)
         chosen = told.new_empty(ranks * len(told))
-        self._places.put(layout, chosen)
+        self._step.chosen[layout] = chosen
         marks.places, marks.launched = places, self._clock.mark()
         first = dist.all_reduce(sent, group=self._group, async_op=True)
         kind = gradient.dtype
         write = lambda: gradient.zero_().index_copy_(0, places, sent.to(kind))  # noqa: E731
-        return self._told_too(first, chosen, told, marks, write)
+        second = dist.all_gather_single(chosen, told, group=self._group, async_op=True)
+        return self._then(marks, write, first.get_future(), second.get_future())
 
     def _own(
         self, gradient: torch.Tensor, at: torch.Tensor, sent: torch.Tensor, count: int, marks: Any
@@ -409,29 +412,24 @@ class NetSense:
         marks.launched = self._clock.mark()
         first = dist.all_gather_single(values, sent, group=self._group, async_op=True)
         write = partial(add_up, gradient, chosen, values, self._ranks)
-        return self._told_too(first, chosen, places, marks, write)
-
-    def _told_too(
-        self, first: Any, chosen: torch.Tensor, told: torch.Tensor, marks: Any, write: Any
-    ) -> Result:
-        second = dist.all_gather_single(chosen, told, group=self._group, async_op=True)
-        # Not `collect_all`: on NCCL its callbacks would run on the compute stream, which waits.
-        return self._then(second.get_future(), marks, write, first.get_future())
+        second = dist.all_gather_single(chosen, places, group=self._group, async_op=True)
+        return self._then(marks, write, first.get_future(), second.get_future())
 
     def _then(
         self,
-        done: torch.futures.Future[Any],
         marks: BucketMarks,
         write: Callable[[], torch.Tensor],
-        before: torch.futures.Future[Any] | None = None,
+        *exchanged: torch.futures.Future[Any],
     ) -> Result:
         """The callback must not hold self or the group: a group freed by its own thread aborts."""
         clock = self._clock
+        # Not `collect_all`: on NCCL its callbacks would run on the compute stream, which waits.
+        *before, last = exchanged
 
         def finish(future: torch.futures.Future[Any]) -> torch.Tensor:
             future.value()
-            if before is not None:
-                before.wait()
+            for each in before:
+                each.wait()
             marks.done = clock.mark()
             result = write()
             values = result.float()
@@ -439,18 +437,17 @@ class NetSense:
             marks.written = clock.mark()
             return result
 
-        result: Result = done.then(finish)
+        result: Result = last.then(finish)
         return result
 
     def _layout(self, bucket: GradBucket) -> Layout:
         try:
-            names = [self._names[id(parameter)] for parameter in bucket.parameters()]
+            return tuple((self._names[id(each)], each.numel()) for each in bucket.parameters())
         except KeyError:
             raise UserError(
                 "a bucket holds a parameter that the model of this NetSense has not: "
                 "make one NetSense for each model, after the last change of its parameters"
             ) from None
-        return tuple((name, self._sizes[name]) for name in names)
 
     def _begin(self) -> None:
         ended, decision = self._step, self._step.decision
@@ -479,7 +476,8 @@ class NetSense:
                 )
         if ended.buckets and self._report:
             self._report(self.stats(), self._steps)
-        self._before, self._step, self._steps = ended.end, Step(decision), self._steps + 1
+        self._before, self._agreed = ended.end, ended.chosen
+        self._step, self._steps = Step(decision), self._steps + 1
 
     def _momentum(self) -> float:
         groups = self._optimizer.param_groups if self._optimizer else []
@@ -494,7 +492,6 @@ class NetSense:
 
     def _end_step(self, latency_s: float | None) -> None:
         """Measure the step that ended."""
-        self._places.end_step()
         seen, before = self._step.seen(self._clock, self._before, latency_s), self._sent_again
         self._sent_again = sent_again()
         lost = None if before is None else float((self._sent_again or before) - before)

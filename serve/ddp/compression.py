@@ -36,8 +36,8 @@ def blocks(numel: int, device: torch.device) -> Iterator[slice]:
         yield slice(start, min(numel, start + size))
 
 
-def largest(values: torch.Tensor, k: int, turn: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ascending positions and values of the k largest |`values`| (n,), without zeros."""
+def largest(values: torch.Tensor, k: int, turn: int = 0) -> torch.Tensor:
+    """Ascending positions of the k largest |`values`| (n,), without zeros."""
     numel = values.numel()
     if numel <= SAMPLE:
         return _choose(*_above(values, 0.0), k)
@@ -54,29 +54,26 @@ def largest(values: torch.Tensor, k: int, turn: int = 0) -> tuple[torch.Tensor, 
 
 
 def _above(values: torch.Tensor, threshold: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions and magnitudes."""
     places, chosen = [], []
     for block in blocks(values.numel(), values.device):
-        part = values[block]
-        magnitudes = part.abs()
+        magnitudes = values[block].abs()
         above = magnitudes >= threshold if threshold > 0.0 else magnitudes > 0.0
         at = above.nonzero().squeeze(1)
-        chosen.append(part[at])
+        chosen.append(magnitudes[at])
         places.append(at.add_(block.start))
     return torch.cat(places), torch.cat(chosen)
 
 
-def _choose(
-    places: torch.Tensor, values: torch.Tensor, k: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _choose(places: torch.Tensor, magnitudes: torch.Tensor, k: int) -> torch.Tensor:
     count = len(places)
     if count <= k:
-        return places, values
-    magnitudes = values.abs()
+        return places
     # `topk` gives positions in no order, slow to read and to add up.
     wanted = magnitudes >= magnitudes.kthvalue(count - k + 1).values
     if int(wanted.sum()) > k:
         wanted = magnitudes.topk(k, sorted=False).indices.sort().values
-    return places[wanted], values[wanted]
+    return places[wanted]
 
 
 #: Of a sum in 16 bits, which holds 65504, but rounds at each rank.
@@ -140,13 +137,24 @@ def propose(
         parts.append(residual[starts[-1] : begin + numel * (share + 1) // ranks])
         begin += numel
     count = decision.proposed(begin, ranks)
-    found = largest(torch.cat(parts), count, turn)[0]
+    found = largest(torch.cat(parts), count, turn)
     ends = torch.tensor([len(part) for part in parts], device=residual.device).cumsum(0)
     part = torch.searchsorted(ends, found, right=True)
     moved = torch.tensor(starts, device=residual.device)
     moved[1:] -= ends[:-1]
     places = found.add_(moved[part])
     return torch.nn.functional.pad(places, (0, count - len(places)), value=-1).int()
+
+
+def shared_places(
+    agreed: torch.Tensor | None, numel: int, count: int, turn: int, device: torch.device
+) -> torch.Tensor:
+    """What ranks agreed on, without -1; `count` evenly spread ones where they agreed on none."""
+    if agreed is not None:
+        known = agreed[agreed >= 0].long()
+        if len(known):
+            return known
+    return (torch.arange(count, device=device) * (numel // count) + turn) % numel
 
 
 class Pruning:
@@ -185,9 +193,6 @@ def _largest(weights: list[torch.Tensor], rate: float) -> torch.Tensor | None:
 
 #: Names of a bucket's parameters, and their numbers of values.
 Layout = tuple[tuple[str, int], ...]
-
-
-_NO_PLACES: Final = torch.empty(0, dtype=torch.int32)
 
 
 class Residuals:
@@ -243,30 +248,3 @@ class Residuals:
                 )
         self._flats.clear()
         self._parts = {name: value.float() for name, value in state.items()}
-
-
-class Places:
-    """The positions, by bucket, that all ranks take in the next sparse step."""
-
-    def __init__(self) -> None:
-        #: -1 for none.
-        self._agreed: dict[Layout, torch.Tensor] = {}
-        #: Those of a step under way, which may not be read yet.
-        self._coming: dict[Layout, torch.Tensor] = {}
-
-    def take(self, layout: Layout, count: int, turn: int, device: torch.device) -> torch.Tensor:
-        """A bucket's, then forgotten; `count` evenly spread ones where ranks agreed on none yet."""
-        agreed = self._agreed.pop(layout, _NO_PLACES).to(device, torch.int64)
-        agreed = agreed[agreed >= 0]
-        if len(agreed):
-            return agreed
-        total = sum(numel for _, numel in layout)
-        return (torch.arange(count, device=device) * (total // count) + turn) % total
-
-    def put(self, layout: Layout, places: torch.Tensor) -> None:
-        """What ranks are about to agree on."""
-        self._coming[layout] = places
-
-    def end_step(self) -> None:
-        """All ranks have agreed on what was put; what was not taken is of buckets that are gone."""
-        self._agreed, self._coming = self._coming, {}

@@ -34,19 +34,10 @@ class Settings:
     #: latency, which a smaller ratio does not shorten, and this share of compute, compressing and
     #: latency: the slowdown against an endlessly fast network.
     slowdown: float = 0.15
-    #: Mode model: a ratio, or 16 bits above tr_q, stay while another one fits by less.
-    dead_band: float = 0.25
-    #: Mode model: a method never tried is predicted so many times the bandwidth.
-    optimism: float = 2.0
-    #: Mode model: another method must be predicted faster by this share.
-    switch_gain: float = 0.15
 
-    #: Mode paper: Algorithm 1's constants. The increase in start-up, beta1, and the RTT / RTprop
-    #: that ends it ("excessive") have no value there. Above `bdp_share` of the BDP the ratio falls.
-    alpha: float = 0.5
+    #: Mode paper: of Algorithm 1 what has no value there, the increase in start-up and the
+    #: RTT / RTprop that ends it ("excessive").
     beta1: float = 0.05
-    beta2: float = 0.01
-    bdp_share: float = 0.9
     excessive_rtt: float = 2.0
 
     #: Values have 16 bits where the ratio is below. Paper: tr_q, no value.
@@ -62,15 +53,13 @@ class Settings:
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
             raise UnknownName("mode", self.mode, get_args(Mode))
-        for name in ("start_ratio", "alpha", "bdp_share"):
-            _check(name, getattr(self, name), 0.0, 1.0, above=True)
-        _check("min_ratio", self.least_ratio, 0.0, 1.0, above=True)
-        for name in ("dead_band", "switch_gain"):
-            _check(name, getattr(self, name), 0.0, 1.0)
-        for name in ("slowdown", "beta1", "beta2", "tr_q", "tr_d"):
-            _check(name, getattr(self, name), 0.0, float("inf"))
-        for name in ("optimism", "excessive_rtt"):
-            _check(name, getattr(self, name), 1.0, float("inf"))
+        for name, ratio in (("start_ratio", self.start_ratio), ("min_ratio", self.least_ratio)):
+            if not 0.0 < ratio <= 1.0:
+                raise UserError(f"setting {name} is {ratio:g}: give a value above 0 and at most 1")
+        for name in ("slowdown", "beta1", "excessive_rtt", "tr_q", "tr_d"):
+            value, least = getattr(self, name), 1 if name == "excessive_rtt" else 0
+            if not value >= least:
+                raise UserError(f"setting {name} is {value:g}: give a value at least {least}")
 
     @property
     def least_ratio(self) -> float:
@@ -78,13 +67,6 @@ class Settings:
         if self.min_ratio is None:
             return 0.005 if self.mode == "paper" or self.shared is False else 0.02
         return self.min_ratio
-
-
-def _check(name: str, value: float, least: float, most: float, *, above: bool = False) -> None:
-    if not least <= value <= most or (above and value == least):
-        begin = f"above {least:g}" if above else f"at least {least:g}"
-        end = f" and at most {most:g}" if most < float("inf") else ""
-        raise UserError(f"setting {name} is {value:g}: give a value {begin}{end}")
 
 
 INDEX_BYTES: Final = 4
@@ -190,6 +172,11 @@ class Law(ABC):
         """Take an interval, and decide the next step."""
 
 
+#: Algorithm 1's: what a ratio falls to, the increase after start-up, and the share of the BDP above
+#: which it falls.
+_ALPHA, _BETA2, _BDP_SHARE = 0.5, 0.01, 0.9
+
+
 class PaperLaw(Law):
     """Algorithm 1 for the ratio, step 1 of Algorithm 2 for 16-bit values."""
 
@@ -213,9 +200,9 @@ class PaperLaw(Law):
             self._starting = not excessive and self._ratio < 1.0
             if self._starting:
                 return min(1.0, self._ratio + self._set.beta1)
-        if size_bytes > self._set.bdp_share * bdp:
-            return max(self._set.least_ratio, self._ratio * self._set.alpha)
-        return min(1.0, self._ratio + self._set.beta2)
+        if size_bytes > _BDP_SHARE * bdp:
+            return max(self._set.least_ratio, self._ratio * _ALPHA)
+        return min(1.0, self._ratio + _BETA2)
 
     def _quantised(self, norm: float | None) -> Decision:
         ratio = self._ratio
@@ -227,6 +214,12 @@ class PaperLaw(Law):
         return Decision(Method.SPARSE, ratio)
 
 
+#: A ratio, or 16 bits above tr_q, stay while another one fits by less.
+DEAD_BAND: Final = 0.25
+#: A method never tried is predicted so many times the bandwidth.
+_OPTIMISM: Final = 2.0
+#: Another method must be predicted faster by this share.
+_SWITCH_GAIN: Final = 0.15
 #: Steps in the medians of compute, overlap, compressing and a whole method's B.
 _COMPUTE_WINDOW: Final = 9
 #: Least share of a measured time that is not latency: else B has no bound.
@@ -246,7 +239,7 @@ class ModelLaw(Law):
 
     L and 1/B are fitted to sparse steps, the median slope between two: they have two collectives a
     bucket, so L is above the agreement's. Methods get different shares of B, so each has an
-    efficiency: its B over that of sparse, measured when it is taken, `optimism` before that.
+    efficiency: its B over that of sparse, measured when it is taken, _OPTIMISM before that.
     """
 
     def __init__(self, settings: Settings, gradient: Gradient) -> None:
@@ -334,7 +327,7 @@ class ModelLaw(Law):
         return self._latency_s + wire_bytes / self._got(decision.method)
 
     def _got(self, method: Method) -> float:
-        return self._bytes_per_s * self._efficiency.get(method, self._set.optimism)
+        return self._bytes_per_s * self._efficiency.get(method, _OPTIMISM)
 
     def budget_s(self, method: Method) -> float:
         """What communication may take in a step; see `Settings.slowdown`."""
@@ -359,7 +352,7 @@ class ModelLaw(Law):
         best = min(choices, key=self._step_s)
         for each in choices:
             same = each.method is self.decision.method
-            if same and self._step_s(best) > (1.0 - self._set.switch_gain) * self._step_s(each):
+            if same and self._step_s(best) > (1.0 - _SWITCH_GAIN) * self._step_s(each):
                 return each
         return best
 
@@ -369,11 +362,11 @@ class ModelLaw(Law):
     def _sparse(self, halves: bool) -> Decision:
         half = Decision(Method.SPARSE, self._fitting(Decision(Method.SPARSE, 1.0, quantised=True)))
         last = self.decision
-        most = self._set.tr_q * (1.0 + self._set.dead_band * last.quantised)
+        most = self._set.tr_q * (1.0 + DEAD_BAND * last.quantised)
         quantised = half.ratio < most and halves
         ratio = half.ratio if quantised else self._fitting(Decision(Method.SPARSE, 1.0))
         same = last.method is Method.SPARSE and last.quantised == quantised
-        if same and abs(ratio / self._ratio - 1.0) < self._set.dead_band:
+        if same and abs(ratio / self._ratio - 1.0) < DEAD_BAND:
             ratio = self._ratio
         return Decision(Method.SPARSE, ratio, quantised)
 

@@ -61,7 +61,7 @@ class SearchSpace:
         actions: those that may be played, in ascending order, the default among them.
         subspaces: the actions of each subspace; the default is in none.
         default_runs: what NCCL's own choice comes to, where that is known.
-        begin: the action that runs before anything was tried.
+        begin: the action, one of these, that runs before anything was tried.
     """
 
     def __init__(
@@ -72,15 +72,13 @@ class SearchSpace:
         default_runs: Choice | None = None,
         begin: Choice = DEFAULT,
     ) -> None:
-        """Raises ValueError without NCCL's own choice, or where `begin` may not be played."""
+        """Raises ValueError without NCCL's own choice."""
         self.choices = tuple(choices)
         self.default = self.choices.index(DEFAULT)
         chosen = set(range(len(self.choices)) if playable is None else playable)
         self.actions = tuple(sorted(chosen | {self.default}))
         self.default_runs = default_runs
         self.begin = self.choices.index(begin)
-        if self.begin not in self.actions:
-            raise ValueError(f"a search cannot begin at {begin.config.key}: it may not be played")
         grouped: dict[SubspaceName, list[int]] = {}
         for action in self.actions:
             if action != self.default:

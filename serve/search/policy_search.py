@@ -4,7 +4,7 @@ The incumbent runs until its level and scatter are known. Then that candidate is
 one more call is *worth* most for its expected cost (the knowledge gradient of Frazier, Powell and
 Dayanik 2008), over as many calls as there were already: a task that is called more is searched
 further, and little is repeated where noise would hide the answer. What probes have cost stays below
-`budget` of all time in every prefix of the calls; a dear one waits. Where nothing is worth a call
+_BUDGET of all time in every prefix of the calls; a dear one waits. Where nothing is worth a call
 the incumbent stays until an alarm.
 
 What is **believed**: r(a) = log(time of a / time of NCCL's own choice), by `dynamiccl/belief.py` at
@@ -188,43 +188,25 @@ class Watch:
         self._times.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """Settings of a search; shares of a call's time, or log time."""
-
-    #: Calls before a comparison, or before what lost is probed again; and between two probes.
-    watch_calls: int = 8
-    rest_calls: int = 2
-    #: A probe must save `price` of a call over all calls so far, and `least_worth` in each.
-    price: float = 0.02
-    least_worth: float = 0.0001
-    #: Certainty that a probed candidate is better before it takes over.
-    confidence: float = 0.6
-    #: Share of time for probes, and the calls whose share is lent at the start.
-    budget: float = 0.007
-    lent_calls: int = 200
-    #: Nothing is probed that is expected to take so many times the incumbent's time.
-    worst_ratio: float = 3.0
-    #: By how much an alarm may have changed ratios (log time).
-    change_sigma: float = 0.2
-
-
+#: A probe must save _PRICE of a call over all calls so far, and _LEAST_WORTH in each.
+_PRICE, _LEAST_WORTH = 0.02, 0.0001
+#: Certainty that a probed candidate is better before it takes over.
+_CONFIDENCE: Final = 0.6
+#: Share of time for probes, and the calls whose share is lent at the start.
+_BUDGET, _LENT_CALLS = 0.007, 200
+#: Nothing is probed that is expected to take so many times the incumbent's time.
+_WORST_RATIO: Final = 3.0
+#: By how much an alarm may have changed ratios (log time).
+_CHANGE_SIGMA: Final = 0.2
 #: Calls of a new incumbent at which it is compared with the level before.
 _TRIALS: Final = (2, 4, 8, 16)
 #: Below this cost, worth alone decides.
 _CHEAP: Final = 0.001
 
 
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    before: int
-    level: float
-    variance: float
-
-
 class _Search(Task):
-    def __init__(self, space: SearchSpace, prior: Prior, rules: Rules) -> None:
-        self.space, self.rules = space, rules
+    def __init__(self, space: SearchSpace, prior: Prior, watch_calls: int, rest_calls: int) -> None:
+        self.space, self.watch_calls, self.rest_calls = space, watch_calls, rest_calls
         self.calls = 0
         self.belief = Belief(space, prior)
         self.watch = Watch()
@@ -237,7 +219,8 @@ class _Search(Task):
         self._probed = {space.begin, self._twin}
         #: Configs that lost, and the call from which on each may be probed again.
         self._cools: dict[int, int] = {}
-        self._trial: _Trial | None = None
+        #: What a new incumbent is compared with: the one before, its level and that one's variance.
+        self._trial: tuple[int, float, float] | None = None
         self._rest = 0
         self._plan_at = 0
 
@@ -250,18 +233,18 @@ class _Search(Task):
         self.watch.add(log_time)
         self._rest -= 1
         if self._trial is not None:
-            self._follow(self._trial)
+            self._follow(*self._trial)
         if (
             not self.is_over
             and self.proposal == self.incumbent
             and self._rest <= 0
             and self.calls >= self._plan_at
-            and len(self.watch) >= self.rules.watch_calls
+            and len(self.watch) >= self.watch_calls
         ):
             self.plan()
 
     def alarm(self) -> None:
-        self.belief.age(self.rules.change_sigma)
+        self.belief.age(_CHANGE_SIGMA)
         self.watch.restart()
         self._cools.clear()
         self._trial, self._plan_at, self._rest = None, 0, 0
@@ -277,15 +260,15 @@ class _Search(Task):
         # Seeing for the first time what is believed to be better is worth its whole gain.
         unseen = np.array([action not in self._probed for action in candidates.tolist()])
         worth += np.where(unseen, np.maximum(mean, 0.0), 0.0)
-        worth[mean < -math.log(self.rules.worst_ratio)] = 0.0
+        worth[mean < -math.log(_WORST_RATIO)] = 0.0
         self.proposal = self.incumbent
         best = float(worth.max(initial=0.0))
-        if best < self.rules.least_worth:
+        if best < _LEAST_WORTH:
             self.is_over = True
             return
-        wanted = worth * self.calls >= self.rules.price
+        wanted = worth * self.calls >= _PRICE
         if not wanted.any():
-            self._wait_until(math.ceil(self.rules.price / best))
+            self._wait_until(math.ceil(_PRICE / best))
             return
         cools = np.array([self._cools.get(action, 0) for action in candidates.tolist()])
         due = wanted & (cools <= self.calls)
@@ -295,7 +278,7 @@ class _Search(Task):
         payable = due & (self.spent + cost <= self._allowed(self.calls))
         if not payable.any():
             missing = self.spent + float(cost[due].min()) - self._allowed(self.calls)
-            self._wait_until(self.calls + math.ceil(missing / self.rules.budget))
+            self._wait_until(self.calls + math.ceil(missing / _BUDGET))
             return
         score = np.where(payable, worth / (cost + _CHEAP), -1.0)
         self.proposal = int(candidates[int(np.argmax(score))])
@@ -309,10 +292,10 @@ class _Search(Task):
         self.belief.observe(ran, self.incumbent, difference, variance)
         self._probed.add(ran)
         if difference > 0.0:
-            self._cools[ran] = self.calls + self.rules.watch_calls
+            self._cools[ran] = self.calls + self.watch_calls
         if ran != self.proposal:
             return  # not what was asked for, but not to be lost
-        self._rest, self.proposal = self.rules.rest_calls, self.incumbent
+        self._rest, self.proposal = self.rest_calls, self.incumbent
         self._take_over()
 
     def _take_over(self) -> bool:
@@ -321,26 +304,26 @@ class _Search(Task):
             return False
         mean, spread = self.belief.gain_over(self.incumbent, probed)
         sure = _share_above(-mean / spread)
-        mean = np.where(sure >= self.rules.confidence, mean, -np.inf)
+        mean = np.where(sure >= _CONFIDENCE, mean, -np.inf)
         index = int(np.argmax(mean))
         if mean[index] <= 0.0:
             return False
-        self._trial = _Trial(self.incumbent, self.watch.level(), self.watch.level_variance())
+        self._trial = self.incumbent, self.watch.level(), self.watch.level_variance()
         self.incumbent = self.proposal = int(probed[index])
         self.watch.restart()
         self._cools.clear()
         self._plan_at, self._rest, self.is_over = 0, 0, False
         return True
 
-    def _follow(self, trial: _Trial) -> None:
+    def _follow(self, before: int, level: float, variance: float) -> None:
         """Compare a new incumbent's calls with the level before; roll back if slower."""
         calls = len(self.watch)
         if calls not in _TRIALS:
             return
         fresh = max(calls // 2, _TRIALS[0])  # those since the last comparison
-        variance = self.watch.sigma() ** 2 / fresh + trial.variance
-        difference = self.watch.latest(fresh) - trial.level
-        self.belief.observe(self.incumbent, trial.before, difference, variance)
+        variance += self.watch.sigma() ** 2 / fresh
+        difference = self.watch.latest(fresh) - level
+        self.belief.observe(self.incumbent, before, difference, variance)
         if calls == _TRIALS[-1]:
             self._trial = None
         self._take_over()
@@ -356,19 +339,28 @@ class _Search(Task):
         return np.array(sorted(found - {self.incumbent} - self._same), dtype=np.int64)
 
     def _allowed(self, calls: int) -> float:
-        return self.rules.budget * (calls + self.rules.lent_calls)
+        return _BUDGET * (calls + _LENT_CALLS)
 
     def _wait_until(self, calls: int) -> None:
         self._plan_at = max(calls, self.calls + 1)
 
 
 class PolicySearch(Tuner):
-    """Our search; `prior_of` gives what is believed of a key."""
+    """Our search; `prior_of` gives what is believed of a key.
+
+    `watch_calls`: before a comparison, or before what lost is probed again; `rest_calls`: between
+    two probes.
+    """
 
     def __init__(
-        self, space_of: SpaceOf, prior_of: Callable[[Key], Prior], rules: Rules = Rules()
+        self,
+        space_of: SpaceOf,
+        prior_of: Callable[[Key], Prior],
+        *,
+        watch_calls: int = 8,
+        rest_calls: int = 2,
     ) -> None:
-        super().__init__(lambda key: _Search(space_of(key), prior_of(key), rules))
+        super().__init__(lambda key: _Search(space_of(key), prior_of(key), watch_calls, rest_calls))
 
 
 def _worth(mean: Floats, spread: Floats, sigma: float) -> Floats:

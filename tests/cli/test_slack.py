@@ -136,7 +136,7 @@ def calls_of(folder: Path, *calls: dict[str, Any]) -> Path:
 
 
 def decisions(shell: Shell, artifact: object) -> dict[int, dict[str, Any]]:
-    found = shell("dynamiccl-deploy", "table", artifact, "--group", "1x8").json
+    found = shell("dynamiccl-deploy", "table", artifact, "--group", "1x8", "--json").json
     return {row["bin"]: row for row in found["decisions"]["AllReduce"]}
 
 
@@ -448,7 +448,7 @@ def test_explain_shows_channels_beside_time(policy: Path, shell: Shell, tmp_path
     told = shell("dynamiccl-deploy", "explain", "a", "--calls", calls, "--json").json
     [change] = told["outlook"]["changes"]
     assert (change["channels"], change["own_channels"]) == (4, 16)
-    table = ("dynamiccl-deploy", "table", "a", "--group", "1x8", "--format", "table")
+    table = ("dynamiccl-deploy", "table", "a", "--group", "1x8")
     assert re.search(r"AllReduce .* Ring/LL/4ch +4 +16", shell(*table).out)
 
 

@@ -70,7 +70,7 @@ def _make(folder: Path) -> Any:
     for line, codes, kept in LINES:
         program, *typed = line.split()
         asked = [there for word in typed for there in words.get(word, [_place(word)])]
-        json = () if typed[0] in {"bind", "table"} else ("--json",)
+        json = () if typed[0] == "bind" else ("--json",)
         code, said = dynamiccl(program, *asked, *json, directory=folder)
         assert code in {0, *codes}, f"{line}: exit code {code}"
         if typed[0] == "fit":

@@ -16,7 +16,6 @@ from dynamiccl.files import WRITING
 from dynamiccl.nccl import ABSTAIN, Algorithm, Collective, Config, Protocol
 from dynamiccl.schedule import fnv1a
 from dynamiccl.serve.artifact import MAX_BYTES, Artifact, PluginIndex, known_machines, open_artifact
-from dynamiccl.serve.explain import nccl_csv
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.serve.table import (
     ENTRY,
@@ -26,7 +25,7 @@ from dynamiccl.serve.table import (
     DecisionTable,
     relative_path,
 )
-from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin
+from dynamiccl.sizes import bin_center_bytes, size_bin
 from tests.cli.conftest import Shell, refused
 from tests.serve.brains import FIRST_BIN, NUM_BINS, SIZES
 
@@ -51,30 +50,6 @@ def test_unknown_shape_and_system_list_the_choices(small_artifact: Artifact) -> 
         small_artifact.pick(2, 16, None)
     with pytest.raises(UnknownName, match="box"):
         small_artifact.pick(1, 8, "elsewhere")
-
-
-def test_nccl_csv_is_what_nvidias_example_tuner_reads() -> None:
-    ring, auto = Config(Algorithm.Ring, Protocol.LL, 4), Config(None, Protocol.LL)
-    idle: list[Config | None] = [None] * 5
-    rows: list[list[Config | None]] = [[ring, ring, ring, None, auto], idle, idle, idle]
-    nvls = Config(Algorithm.NVLSTree, Protocol.Simple)
-    rows.append([ring, nvls, nvls, None, ring])
-    table = DecisionTable.from_configs(rows, num_nodes=4, num_ranks=32, first_bin=80)
-    text, abstaining, left_open = nccl_csv(table)
-    assert (abstaining, left_open) == (1 + 15 + 1, 1)
-    found = [line.split(",") for line in text.splitlines() if not line.startswith("#")]
-    assert [(f[0], *f[3:]) for f in found] == [
-        ("broadcast", "ring", "ll", "4", "4", "32", "-1", "-1"),
-        ("allreduce", "ring", "ll", "4", "4", "32", "-1", "-1"),
-        ("allreduce", "nvls_tree", "simple", "0", "4", "32", "-1", "-1"),
-        ("allreduce", "ring", "ll", "4", "4", "32", "-1", "-1"),
-    ]
-    ends = [(size_bin(int(f[1])), size_bin(int(f[2]))) for f in found]
-    assert ends == [(80, 82), (80, 80), (81, 82), (84, 84)]
-    assert int(found[0][1]) == bin_first_byte(80)
-    assert int(found[0][2]) == bin_first_byte(83) - 1
-    assert max(map(len, text.splitlines()[2:])) < 255
-    assert table.at(Collective.AllReduce, 82) == nvls
 
 
 # --- plugin.index ---
@@ -142,8 +117,6 @@ def test_a_machine_is_known_where_all_was_measured_on_it(caplog: pytest.LogCaptu
 
 def test_bind_adds_a_machine_and_moves_it() -> None:
     assert INDEX.bound("box", OTHER).machines_of("box") == [OTHER, BOX]
-    with pytest.raises(UnknownName, match="did you mean 'box'"):
-        INDEX.bound("Box", OTHER)
     with pytest.raises(UserError, match="no fingerprint"):
         INDEX.bound("box", "H100")
 
@@ -163,18 +136,13 @@ def test_index_of_something_else_is_found(copied: Path, shell: Shell) -> None:
         odd.write(copied)
         with pytest.raises(ArtifactMismatch, match="not of the manifest and files"):
             open_artifact(copied)
-    replace(index, systems={BOX: "nowhere"}).write(copied)
-    assert "names nowhere" in refused(shell("dynamiccl-deploy", "explain", copied), 3)
     (copied / "plugin.index").unlink()
     assert "has no plugin.index" in refused(shell("dynamiccl-deploy", "explain", copied), 3)
 
 
-def test_an_artifact_that_lost_a_table_is_no_policy(copied: Path, shell: Shell) -> None:
+def test_a_policy_has_no_table(copied: Path, shell: Shell) -> None:
     (copied / TABLE).unlink()
     Manifest.read_unchecked(copied).write(copied)
-    line = refused(shell("dynamiccl-deploy", "explain", copied), 3)
-    assert f"lacks {TABLE}; export the artifact again" in line
-    (copied / "plugin.index").unlink()
     assert "a policy has none" in refused(shell("dynamiccl-deploy", "explain", copied), 2)
 
 

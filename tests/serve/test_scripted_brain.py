@@ -21,7 +21,6 @@ from dynamiccl.datasets.questions import cold_questions, table_supports
 from dynamiccl.errors import ArtifactMismatch, CorruptFile
 from dynamiccl.nccl import Algorithm, Collective, Protocol
 from dynamiccl.schedule import config_columns
-from dynamiccl.serve import brain_module as watcher
 from dynamiccl.serve.artifact import Artifact
 from dynamiccl.serve.brain import BrainConfig, History, KeyCalls, ScriptedBrain, raw_calls
 from dynamiccl.serve.brain_module import traced_features, write_brain
@@ -445,22 +444,6 @@ def test_interference_is_unknown_without_a_trigger_or_a_count_and_what_is_known_
     for count in range(1, 40):
         level = level_of_last(brain, [call(50.0 + count % 2, level=0.25)], count)
         assert level == 0.25
-
-
-def test_streams_beyond_the_most_say_nothing_of_their_own(
-    small_artifact: Artifact, trigger: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watcher, "MAX_STREAMS", 1)
-    policy = small_artifact.directory.parent / "policy"
-    configs = small_artifact.manifest.actions().configs
-    write_brain(policy / "policy.pt", configs, [], tmp_path / "brain.pt", trigger)
-    brain = ScriptedBrain(tmp_path / "brain.pt")
-    for count in range(1, 41):
-        level = level_of_last(brain, [call(50.0, Protocol(count % 2))], count)
-        # The one stream has a forecast from its 17th call on, and its key with it.
-        assert (level == -1.0) == (count < 33)
-    slow = [level_of_last(brain, [call(500.0)], 41 + 2 * each) for each in range(20)]
-    assert max(slow) < 0.05
 
 
 def test_levels_change_decisions(

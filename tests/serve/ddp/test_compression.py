@@ -1,7 +1,15 @@
 import pytest
 import torch
 
-from dynamiccl.serve.ddp.compression import SAMPLE, Places, Pruning, largest, owe, propose, take
+from dynamiccl.serve.ddp.compression import (
+    SAMPLE,
+    Pruning,
+    largest,
+    owe,
+    propose,
+    shared_places,
+    take,
+)
 from dynamiccl.serve.ddp.laws import Decision, Method
 
 CPU = torch.device("cpu")
@@ -26,7 +34,7 @@ def test_sent_and_owed_and_pruned_are_the_gradient(decision: Decision, ranks: in
     assert kept is not None
     for step in range(3):
         gradient, before = numbers(numel, 10 + step), residual.clone()
-        places = largest(numbers(numel, step), 31)[0]
+        places = largest(numbers(numel, step), 31)
         sent = torch.zeros(numel)
         owe(gradient, residual, kept)
         values = take(residual, places, decision, ranks, torch.float32)
@@ -88,15 +96,10 @@ def test_fewer_values_than_asked_for_are_filled_up() -> None:
 
 
 def test_positions_are_spread_evenly_where_ranks_agreed_on_none() -> None:
-    places, first, moved = Places(), (("a", 2), ("b", 3)), (("b", 3), ("a", 2))
-    assert places.take(first, 2, 1, CPU).tolist() == [1, 3]
-    places.put(first, torch.tensor([1, -1, 4], dtype=torch.int32))
-    # They are in flight until the step has ended.
-    assert places.take(first, 2, 1, CPU).tolist() == [1, 3]
-    places.end_step()
-    assert places.take(moved, 1, 0, CPU).tolist() == [0]
-    assert places.take(first, 1, 0, CPU).tolist() == [1, 4]
-    assert places.take(first, 1, 0, CPU).tolist() == [0]
+    agreed = torch.tensor([1, -1, 4], dtype=torch.int32)
+    assert shared_places(agreed, 5, 1, 0, CPU).tolist() == [1, 4]
+    for none in (None, torch.tensor([-1, -1], dtype=torch.int32)):
+        assert shared_places(none, 5, 2, 1, CPU).tolist() == [1, 3]
 
 
 @pytest.mark.parametrize("k", [1, 70, 5_000, 60_000])
@@ -104,7 +107,7 @@ def test_the_sampled_threshold_finds_the_k_largest(k: int) -> None:
     exact = 0
     for turn in range(8):
         values = numbers(5 * SAMPLE + 13, turn)
-        found = largest(values, k, turn)[0]
+        found = largest(values, k, turn)
         # Below a sample's resolution, and in an unlucky draw, less than k may be found.
         assert found.numel() <= k
         assert len(set(found.tolist())) == found.numel()
@@ -115,17 +118,17 @@ def test_the_sampled_threshold_finds_the_k_largest(k: int) -> None:
 
 
 def test_equal_values_and_matrices_of_an_even_width_are_no_trap() -> None:
-    assert len(set(largest(torch.ones(4 * SAMPLE), 1000)[0].tolist())) == 1000
+    assert len(set(largest(torch.ones(4 * SAMPLE), 1000).tolist())) == 1000
     # One column alone is large: a sample that stayed in one column would see all of it, or none.
     columns = torch.zeros(4 * SAMPLE // 256, 256)
     columns[:, 3] = 1.0
-    found = largest(columns.flatten(), columns.shape[0])[0]
+    found = largest(columns.flatten(), columns.shape[0])
     assert found.numel() == columns.shape[0]
     assert (found % 256 == 3).all()
     # Zeros are never among them.
     values = torch.zeros(2 * SAMPLE)
     values[5] = 1.0
-    assert largest(values, 100)[0].tolist() == [5]
+    assert largest(values, 100).tolist() == [5]
 
 
 def test_pruning_takes_the_smallest_weights_and_no_bias() -> None:

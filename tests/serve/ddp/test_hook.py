@@ -231,7 +231,7 @@ def lost_of_two(_rank: int, _argument: object) -> list[str]:
     for which in range(2):
         both: list[torch.futures.Future[Any]] = [torch.futures.Future() for _ in range(2)]
         marks, write = ddp.BucketMarks(0.0), lambda: torch.ones(1)
-        result = state._then(both[1], marks, write, both[0])
+        result = state._then(marks, write, *both)
         both[which].set_exception(ValueError(f"lost {which}"))
         both[1 - which].set_result(None)
         with pytest.raises((RuntimeError, ValueError)) as error:

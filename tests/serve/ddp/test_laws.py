@@ -8,6 +8,7 @@ import pytest
 
 from dynamiccl.errors import UnknownName, UserError
 from dynamiccl.serve.ddp.laws import (
+    DEAD_BAND,
     DENSE,
     FP16,
     Decision,
@@ -184,7 +185,7 @@ def test_mode_model_sends_what_fits_the_budget(link: Link) -> None:
         at = replace(link, mbit_per_s=rate)
         decisions = follow(make_law(Settings(), RESNET18), [at] * 60)
         ratios.append(level(decisions))
-        assert at.best(RESNET18) / ratios[-1] == pytest.approx(1.0, abs=Settings().dead_band)
+        assert at.best(RESNET18) / ratios[-1] == pytest.approx(1.0, abs=DEAD_BAND)
         assert settled_after(decisions) <= 20
     assert ratios == sorted(set(ratios))
     assert follow(make_law(Settings(), RESNET18), [Link(20_000)] * 40)[-1] == DENSE
@@ -210,7 +211,7 @@ def test_mode_model_settles_within_20_steps(link: Link, before: int, after: int)
     assert took[0] <= 15
     assert median(took) <= 20
     best = new.best(RESNET18)
-    assert best / levels[0] == pytest.approx(1.0, abs=Settings().dead_band)
+    assert best / levels[0] == pytest.approx(1.0, abs=DEAD_BAND)
     assert best / median(levels) == pytest.approx(1.0, abs=0.3)
 
 
@@ -292,7 +293,7 @@ def test_a_setting_outside_its_range_says_which() -> None:
     for settings, said in (
         ({"min_ratio": 0.0}, "min_ratio is 0: give a value above 0 and at most 1"),
         ({"slowdown": -0.1}, "slowdown is -0.1: give a value at least 0"),
-        ({"optimism": 0}, "optimism is 0: give a value at least 1"),
+        ({"excessive_rtt": 0}, "excessive_rtt is 0: give a value at least 1"),
     ):
         with pytest.raises(UserError, match=f"setting {said}"):
             Settings(**settings)

@@ -11,7 +11,7 @@ import pytest
 
 from dynamiccl.nccl import Algorithm, Config, Protocol, Transport
 from dynamiccl.serve.search.autoccl import DEFAULT, AutoCcl, Choice, SearchSpace, Tuner
-from dynamiccl.serve.search.policy_search import Belief, PolicySearch, Prior, Rules, Watch
+from dynamiccl.serve.search.policy_search import Belief, PolicySearch, Prior, Watch
 
 CHANNELS = (1, 2, 4, 8, 16, 32)
 CHUNKS = (1 << 16, 1 << 17, 1 << 18, 1 << 19)
@@ -172,11 +172,9 @@ def test_a_descent_starts_at_what_ncclss_own_choice_runs() -> None:
     assert unknown.default_subspace() is None
 
 
-def test_spaces_that_cannot_be_searched_and_times_that_cannot_be_are_refused() -> None:
+def test_times_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match=r"0\.0 us"):
         AutoCcl(lambda _: SPACE).tell(KEY, 0.0)
-    with pytest.raises(ValueError, match="cannot begin at Ring/Simple/2ch"):
-        SearchSpace([DEFAULT, *ring(1, 2)], [1], begin=ring(2)[0])
 
 
 def believing(log_ratio: npt.NDArray[np.float64], sigma: float) -> Prior:
@@ -282,7 +280,7 @@ def test_what_lost_is_not_probed_again_before_there_is_new_evidence() -> None:
             lost.clear()
             level.clear()
     assert len(waits) > 5
-    assert min(waits) >= Rules().watch_calls
+    assert min(waits) >= 8
 
 
 def test_scatter_is_seen_beside_stragglers_and_outlives_a_restart() -> None:
