@@ -136,7 +136,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_it_gains_much_and_is_hardly_ever_slower(fitted: Run, tmp_path: Path) -> None:
     quiet = "noise_sigma = 0.0\ntail_probability = 0.0\ndrift_sigma = 0.0\n"
     truth = make_data(tmp_path, WIDE + quiet)
-    policy = TorchPolicy.load_judged(fitted.policy)
+    policy = TorchPolicy.load(fitted.policy, judged=True)
     grid = task_grid(read(truth), policy.manifest.actions(), [Split.TEST])
     chosen = LearnedPolicy(policy, policy.manifest.actions(), "gp").choose(grid)
     default = float(grid.regret(np.zeros(len(chosen), dtype=np.int64)).mean())

@@ -472,11 +472,11 @@ def test_fastest_late_one_is_taken(loaded: TrainingData, monkeypatch: pytest.Mon
     while not loop.is_over:
         loop.run_epoch()
     best = loop.best()
-    assert best.step == 6
+    assert best["step"] == 6
 
     def is_best(actor: nn.Module) -> bool:
         weights = actor.state_dict().items()
-        return all(torch.equal(best.weights[f"0.{name}"], value) for name, value in weights)
+        return all(torch.equal(best["weights"][f"0.{name}"], value) for name, value in weights)
 
     assert [is_best(actor) for actor in actors[2:]] == [True, False]
 
