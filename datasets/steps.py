@@ -193,12 +193,9 @@ class Steps:
 
     def discounted(self, rows: Int64Array, following: Int64Array, gamma: float) -> Float32Array:
         """(B,) discounted rewards from `rows` to before `following`."""
-        longest = int((following - rows).max(initial=0))
-        if longest <= 1:
-            return np.where(following > rows, self.reward[rows], 0.0).astype(np.float32)
         total = np.zeros(len(rows))
         last = len(self) - 1
-        for step in range(longest):
+        for step in range(int((following - rows).max(initial=0))):
             inside = rows + step < following
             total += inside * gamma**step * self.reward[np.minimum(rows + step, last)]
         return total.astype(np.float32)
@@ -522,9 +519,7 @@ def _actions(calls: pl.DataFrame, catalogue: Catalogue) -> pl.Series:
 def _referenced(calls: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
     unknown = [pl.lit(None).cast(frame.schema[name]).alias(name) for name in _NOT_COMPARED]
     asked = calls.with_columns(*unknown, launch_profile=pl.lit(DEFAULT_PROFILE))
-    train = with_split(cells.quiet(cells.tuned(cells.usable(frame)))).filter(
-        pl.col("split") == Split.TRAIN.value
-    )
+    train = with_split(frame).filter(pl.col("split") == Split.TRAIN.value)
     found = with_reference(asked, train.with_columns(unknown))
     return found.filter(pl.col("reference_us").is_not_null())
 

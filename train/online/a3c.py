@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -57,11 +57,6 @@ class State(NamedTuple):
 
     h: torch.Tensor  # (N, U)
     c: torch.Tensor  # (N, U)
-
-    @classmethod
-    def new(cls, jobs: int, units: int) -> Self:
-        """The zero state."""
-        return cls(torch.zeros(jobs, units), torch.zeros(jobs, units))
 
 
 class ActorCritic(nn.Module):
@@ -147,7 +142,8 @@ class Player:
 
     def _begin(self, seed: int | None) -> None:
         jobs = self.env.num_envs
-        self.seen, self.state = _rows(self.env.reset(seed)), State.new(jobs, self._units)
+        self.seen = _rows(self.env.reset(seed))
+        self.state = State(*torch.zeros(2, jobs, self._units))
         #: (N,) decisions from probe to probe, 0 = none; and those since the last.
         self.probe_every = torch.from_numpy(self._draw_probes.choice(self.recipe.probe_every, jobs))
         self._since_N = torch.zeros(jobs, dtype=torch.int64)
