@@ -219,6 +219,8 @@ class _Training:
                 self.run.log(loop.latest, step=loop.step)
         started = time.monotonic()
         with contextlib.closing(loop.source):
+            if not loop.is_over:
+                loop.source.start(loop.step)
             while not loop.is_over:
                 loop.run_epoch()
                 write_state(self.run.kept_folder / _STATE_NAME, facts=self.facts, **loop.state())

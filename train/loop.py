@@ -48,7 +48,7 @@ class Source(ABC):
 
 
 class Loop:
-    """Updates of a source, stopping after every epoch."""
+    """Updates of a source that was started, stopping after every epoch."""
 
     def __init__(
         self,
@@ -64,7 +64,6 @@ class Loop:
         self._checkpoints: list[dict[str, Any]] = []
         decay = get_ema_multi_avg_fn(recipe.average_decay)  # type: ignore[no-untyped-call]
         self._averaged = AveragedModel(source.members, multi_avg_fn=decay)
-        self._is_started = False
 
     @property
     def is_over(self) -> bool:
@@ -73,9 +72,6 @@ class Loop:
 
     def run_epoch(self) -> None:
         """Make updates up to the next validation; UserError when an actor died."""
-        if not self._is_started:
-            self.source.start(self.step)
-            self._is_started = True
         made: list[dict[str, float]] = []
         end = min(self.step + self._recipe.steps_per_epoch, self._recipe.steps)
         while self.step < end:
@@ -91,8 +87,6 @@ class Loop:
             state = self._averaged.module.state_dict()
             weights = {name: value.clone() for name, value in state.items()}
             self._checkpoints.append({"step": self.step, "score": score, "weights": weights})
-        if self.is_over:
-            self.source.close()
 
     def best(self) -> dict[str, Any]:
         """The latest checkpoint within the recipe's tolerance of the best, which is partly luck.

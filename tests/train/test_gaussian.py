@@ -88,7 +88,6 @@ def test_the_largest_sure_gain_is_taken_and_coverage_counts_both_spreads() -> No
         noise=np.full(3, 0.08),
     )  # 1.645 x 0.1
     assert found.coverage == pytest.approx(2 / 3)
-    assert math.isnan(Calibration.joined([]).coverage)
 
 
 @pytest.mark.parametrize("alpha", [0.02, 0.1])

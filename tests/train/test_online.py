@@ -183,7 +183,6 @@ def test_a_dead_actor_is_named(loaded: TrainingData, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("dynamiccl.train.online.a3c._PATIENCE_S", 0.2)
     assert isinstance(loop.source, a3c.ActorLearners)
     loop.source.start(0)
-    loop._is_started = True
     loop.source.update(1)
     first, _ = loop.source.actors._processes
     first.kill()  # the other plays on
@@ -467,7 +466,6 @@ def test_fastest_late_one_is_taken(loaded: TrainingData, monkeypatch: pytest.Mon
         return {"loss": 0.0}
 
     monkeypatch.setattr(Pilot, "play", play)
-    monkeypatch.setattr(ActorLearners, "start", lambda *_: None)
     monkeypatch.setattr(ActorLearners, "update", update)
     while not loop.is_over:
         loop.run_epoch()
