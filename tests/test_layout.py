@@ -60,11 +60,11 @@ OWNERS = {
 #: Lines that a room may have, and those that it had when this was last written: where it has more
 #: than both, the test fails. Whoever makes a room smaller writes its new count (`make size`).
 ROOMS = {
-    "dynamiccl": (2000, 2291),  # the one belief, in place of three that other rooms had
+    "dynamiccl": (2000, 2290),  # the one belief, in place of three that other rooms had
     "dynamiccl/simulator": (3500, 2951),
     "datasets": (3200, 3585),  # by what terms: slack, and the time of a job's step
     "collect": (10000, 9899),  # every kind of file that people have, and both sides of overlap
-    "train": (6200, 6531),
+    "train": (6200, 6525),
     "evaluate": (4000, 3650),  # a second test of the gate, and what compute gets back
     "serve": (4200, 4931),
     "serve/plugin": (5500, 6685),
