@@ -262,7 +262,7 @@ def _shape_left_out(data: Path, truth: Path, turn: int) -> list[Row]:
     split, uri = f"shape:{turn}", f"sqlite:///{data}-{turn}.db"
     recipe = make_recipe(BELIEF, [f"split={split}"])
     done = fit(data, recipe, experiment="shapes", tracking_uri=uri, seed=turn)
-    policy = TorchPolicy.load_judged(Path(done.run_directory) / "policy")
+    policy = TorchPolicy.load(Path(done.run_directory) / "policy", judged=True)
     frame, catalogue = tuned(read(data)), policy.manifest.actions()
     parts = Splits.of(frame, split)
     told = task_grid(parts.assign(frame), catalogue, [Split.TRAIN, Split.VALIDATION])

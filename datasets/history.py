@@ -129,10 +129,6 @@ class Past:
         earlier = self.xp.where(self.valid[:, :-1], values[:, :-1], values[:, 1:])
         return self.xp.concat([values[:, :1], earlier], 1)
 
-    def last(self, values: Any) -> Any:
-        """(N,) of each window's last call."""
-        return values[:, -1]
-
     def largest(self, values: Any) -> Any:
         """(N,) of each window."""
         return self.xp.amax(self._in_window(values), 1)
@@ -174,7 +170,7 @@ def _column(name: str, unit: str, meaning: str, of: Callable[[Past], Any]) -> Co
 
 def _of_last(columns: Columns) -> Columns:
     features = [Feature(f"last_{f.name}", f.unit, f.meaning) for f in columns.features]
-    return Columns(tuple(features), lambda past: past.last(columns.of(past)))
+    return Columns(tuple(features), lambda past: columns.of(past)[:, -1])
 
 
 def _channel_throughput(past: Past) -> Any:
@@ -190,9 +186,9 @@ def _changed(past: Past) -> Any:
 
 def _network_sense(past: Past) -> Any:
     xp = past.xp
-    ebb = past.last(past.gbytes_per_s)
+    ebb = past.gbytes_per_s[:, -1]
     btlbw, rtprop_us = past.largest(past.gbytes_per_s), past.smallest(past.time_us)
-    inflight = past.last(past.size_bytes) / bdp_bytes(btlbw, rtprop_us)
+    inflight = past.size_bytes[:, -1] / bdp_bytes(btlbw, rtprop_us)
     features = [
         xp.log2(ebb),
         xp.log2(btlbw),
@@ -244,32 +240,32 @@ HISTORY: Final = (
         "last_known",
         "0/1",
         "there is a last call",
-        lambda past: past.xp.ones_like(past.last(past.time_us)),
+        lambda past: past.xp.ones_like(past.time_us[:, -1]),
     ),
     *(_of_last(columns) for columns in _CONFIG_USED),
     _column(
         "interference_known",
         "0/1",
         "an interference level is known",
-        lambda past: past.last(past.interference) >= 0.0,
+        lambda past: past.interference[:, -1] >= 0.0,
     ),
     _column(
         "interference",
         "",
         "interference level now",
-        lambda past: past.xp.clip(past.last(past.interference), min=0.0),
+        lambda past: past.xp.clip(past.interference[:, -1], min=0.0),
     ),
     _column(
         "skew_known",
         "0/1",
         "compute skew is known",
-        lambda past: past.last(past.skew_us) >= 0.0,
+        lambda past: past.skew_us[:, -1] >= 0.0,
     ),
     _column(
         "log2_skew",
         "log2 us",
         "log2(1 + spin of the earliest rank)",
-        lambda past: past.xp.log2(1.0 + past.xp.clip(past.last(past.skew_us), min=0.0)),
+        lambda past: past.xp.log2(1.0 + past.xp.clip(past.skew_us[:, -1], min=0.0)),
     ),
     Columns(
         (
@@ -326,16 +322,6 @@ class Windowed:
     def value(self) -> float | None:
         """None before the first value."""
         return self._of(self._values) if self._values else None
-
-    @property
-    def values(self) -> list[float]:
-        """Oldest first, for checkpoints."""
-        return list(self._values)
-
-    @values.setter
-    def values(self, values: Iterable[float]) -> None:
-        self._values.clear()
-        self._values.extend(values)
 
 
 class NetworkSense:

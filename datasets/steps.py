@@ -193,12 +193,9 @@ class Steps:
 
     def discounted(self, rows: Int64Array, following: Int64Array, gamma: float) -> Float32Array:
         """(B,) discounted rewards from `rows` to before `following`."""
-        longest = int((following - rows).max(initial=0))
-        if longest <= 1:
-            return np.where(following > rows, self.reward[rows], 0.0).astype(np.float32)
         total = np.zeros(len(rows))
         last = len(self) - 1
-        for step in range(longest):
+        for step in range(int((following - rows).max(initial=0))):
             inside = rows + step < following
             total += inside * gamma**step * self.reward[np.minimum(rows + step, last)]
         return total.astype(np.float32)
@@ -452,8 +449,10 @@ def sequence_steps(  # noqa: PLR0913, PLR0917 - all that a data set says of call
     train = timed.with_columns(interference=told).filter(pl.col("split") == Split.TRAIN.value)
     acted = train.with_columns(_actions(train, catalogue)).drop_nulls("action")
     rows = _referenced(acted, frame).sort([*KEY_COLUMNS, "sequence", "replay"], nulls_last=True)
-    rows = rows.with_columns(_episode=pl.struct(KEY_COLUMNS).rle_id())
-    starts = rows["_episode"].unique_counts().to_numpy().cumsum()
+    # In that order the rows of an episode follow each other, and the episodes of a task.
+    ids = {"episode": pl.struct(KEY_COLUMNS).rle_id(), "task": pl.struct(_TASK).rle_id()}
+    rows = rows.with_columns(**ids)
+    starts = rows["episode"].unique_counts().to_numpy().cumsum()
     counts = {
         "calls": calls.height,
         "unusable": asked.height - timed.height,
@@ -465,21 +464,18 @@ def sequence_steps(  # noqa: PLR0913, PLR0917 - all that a data set says of call
     }
     if rows.is_empty():
         return None, counts
-    keys = rows.unique(_TASK, keep="first", maintain_order=True).with_row_index("task")
-    episodes = rows.unique("_episode", keep="first", maintain_order=True)
-    task = episodes.join(
-        keys.select("task", *_TASK), on=_TASK, nulls_equal=True, maintain_order="left"
-    )["task"]
+    episodes, keys = (
+        rows.unique(name, keep="first", maintain_order=True) for name in ("episode", "task")
+    )
     known = _told_by_sweeps(with_noise(keys, noise), frame)
     mask = action_masks(frame, known, catalogue)
-    taken = rows.join(known.select("task", *_TASK), on=_TASK, nulls_equal=True)
-    mask[taken["task"].to_numpy(), taken["action"].to_numpy()] = 1.0
+    mask[rows["task"].to_numpy(), rows["action"].to_numpy()] = 1.0
     steps = Steps(
         context=cold_observations(known, profiles, costs).context,
         mask=mask,
         group=_groups(known),
         starts=np.concatenate([[0], starts]).astype(np.int64),
-        task=task.to_numpy().astype(np.int64),
+        task=episodes["task"].to_numpy().astype(np.int64),
         terminated=np.zeros(len(starts), dtype=np.bool_),
         calls=call_columns(rows.with_columns(pl.col("time_us").cast(pl.Float32))),
         action=rows["action"].to_numpy().astype(np.int16),
@@ -522,9 +518,7 @@ def _actions(calls: pl.DataFrame, catalogue: Catalogue) -> pl.Series:
 def _referenced(calls: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
     unknown = [pl.lit(None).cast(frame.schema[name]).alias(name) for name in _NOT_COMPARED]
     asked = calls.with_columns(*unknown, launch_profile=pl.lit(DEFAULT_PROFILE))
-    train = with_split(cells.quiet(cells.tuned(cells.usable(frame)))).filter(
-        pl.col("split") == Split.TRAIN.value
-    )
+    train = with_split(frame).filter(pl.col("split") == Split.TRAIN.value)
     found = with_reference(asked, train.with_columns(unknown))
     return found.filter(pl.col("reference_us").is_not_null())
 

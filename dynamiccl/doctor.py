@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from dynamiccl import cli
 from dynamiccl.errors import MachineError, UnknownName
@@ -241,8 +241,7 @@ ROLES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class OtherPlugin:
+class OtherPlugin(NamedTuple):
     """A tuner or profiler that NCCL would load, or that is switched off."""
 
     #: The name that NCCL would open, so that each node looks for its own; empty = switched off.

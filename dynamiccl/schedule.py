@@ -65,18 +65,16 @@ FNV_OFFSET: Final = 0xCBF29CE484222325
 FNV_PRIME: Final = 0x100000001B3
 AUTO: Final = -1
 _INT32_MAX: Final = (1 << 31) - 1
-_HEADER: Final = struct.Struct("<8sI9i")
+HEADER: Final = struct.Struct("<8sI9i")
 _RUN: Final = struct.Struct("<QQ")
 _CONFIG: Final = struct.Struct("<4bi")
 _SIZE: Final = struct.Struct("<Q")
 _BLOCK: Final = struct.Struct("<H")
 _CHECKSUM_BYTES: Final = 8
-_REPORT: Final = struct.Struct("<8sIi3Q24x")
+REPORT: Final = struct.Struct("<8sIi3Q24x")
 _REPORT_BLOCK_BYTES: Final = 4 + 1
-SCHEDULE_HEADER_BYTES: Final = _HEADER.size
-REPORT_HEADER_BYTES: Final = _REPORT.size
 MAX_SCHEDULE_BYTES: Final = (
-    _HEADER.size
+    HEADER.size
     + MAX_WARMUP_RUNS * _RUN.size
     + MAX_SIZES * _SIZE.size
     + MAX_CONFIGS * _CONFIG.size
@@ -142,7 +140,7 @@ class Schedule:
         shape = (self.num_nodes, self.num_ranks, self.collective, self.halves, self.calls_per_half)
         data = b"".join(
             (
-                _HEADER.pack(SCHEDULE_MAGIC, SCHEDULE_VERSION, *shape, *counts),
+                HEADER.pack(SCHEDULE_MAGIC, SCHEDULE_VERSION, *shape, *counts),
                 *(_RUN.pack(*run) for run in self.warmup),
                 struct.pack(f"<{len(self.sizes)}Q", *self.sizes),
                 *(_CONFIG.pack(*config_columns(config)) for config in index),
@@ -155,10 +153,10 @@ class Schedule:
 def totals_of(data: bytes, *, where: str = "the schedule") -> tuple[str, int]:
     """`content_hash` and all calls of a communicator; raises CorruptFile, naming `where`."""
     body, checksum = data[:-_CHECKSUM_BYTES], int.from_bytes(data[-_CHECKSUM_BYTES:], "little")
-    if len(body) < _HEADER.size or fnv1a(body) != checksum:
+    if len(body) < HEADER.size or fnv1a(body) != checksum:
         raise CorruptFile(f"{where} is damaged: its checksum does not match; run the launch again")
-    *_, halves, calls_per_half, num_runs, num_sizes, num_cycles, _ = _HEADER.unpack_from(body)
-    runs = _RUN.iter_unpack(body[_HEADER.size : _HEADER.size + num_runs * _RUN.size])
+    *_, halves, calls_per_half, num_runs, num_sizes, num_cycles, _ = HEADER.unpack_from(body)
+    runs = _RUN.iter_unpack(body[HEADER.size : HEADER.size + num_runs * _RUN.size])
     in_blocks = num_cycles * num_sizes * halves * calls_per_half
     return f"{checksum:016x}", sum(calls for _, calls in runs) + in_blocks
 
@@ -179,17 +177,17 @@ class PlayReport:
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str = "the sweep report") -> Self:
         """Raises CorruptFile, naming `where`, for anything odd."""
-        header = _REPORT.unpack_from(data.ljust(_REPORT.size, b"\0"))
+        header = REPORT.unpack_from(data.ljust(REPORT.size, b"\0"))
         magic, version, num_blocks, digest, calls, stopped = header
         states_at = len(data) - num_blocks
         problem = ""
-        if len(data) < _REPORT.size:
+        if len(data) < REPORT.size:
             problem = f"{len(data)} bytes are too few"
         elif not any(magic):
             problem = "the plugin had only begun it"
         elif (magic, version) != (REPORT_MAGIC, REPORT_VERSION):
             problem = f"it does not begin with DCPLAYS and format version {REPORT_VERSION}"
-        elif num_blocks < 1 or len(data) != _REPORT.size + num_blocks * _REPORT_BLOCK_BYTES:
+        elif num_blocks < 1 or len(data) != REPORT.size + num_blocks * _REPORT_BLOCK_BYTES:
             problem = f"{len(data)} bytes do not fit {num_blocks} blocks"
         elif max(data[states_at:]) > max(BlockState):
             problem = f"{max(data[states_at:])} is no block state"
@@ -201,7 +199,7 @@ class PlayReport:
             schedule_hash=f"{digest:016x}",
             calls=calls,
             states=tuple(map(BlockState, data[states_at:])),
-            chunk_bytes=struct.unpack(f"<{num_blocks}I", data[_REPORT.size : states_at]),
+            chunk_bytes=struct.unpack(f"<{num_blocks}I", data[REPORT.size : states_at]),
             stopped_at_call=stopped or None,
         )
 

@@ -39,10 +39,10 @@ def make_report(
 
     The content of summary.json; page and figures are kept in `runs` (by name), too, under
     `report/HASH`. Raises UserError where policies differ in their training parts and for an unknown
-    run, NotEnoughData when no task can be scored, and as `TorchPolicy.load_judged` and the readers.
+    run, NotEnoughData when no task can be scored, and as `TorchPolicy.load` and the readers.
     `progress`: policies done, and all.
     """
-    learned = [(name, TorchPolicy.load_judged(path)) for name, path in policies]
+    learned = [(name, TorchPolicy.load(path, judged=True)) for name, path in policies]
     names = [name for name, _ in policies]
     everything = read(data_dir)
     parts = _parts({name: policy.manifest.parts for name, policy in learned}, everything)

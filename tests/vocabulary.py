@@ -108,9 +108,9 @@ def header_text() -> str:
             *_constants("int", MaxBlocks=schedule.MAX_BLOCKS, MaxConfigs=schedule.MAX_CONFIGS),
             *_constants("int", MaxSizes=schedule.MAX_SIZES),
             *_constants("int", MaxWarmupRuns=schedule.MAX_WARMUP_RUNS, MaxCalls=schedule.MAX_CALLS),
-            *_constants("std::size_t", ScheduleHeaderBytes=schedule.SCHEDULE_HEADER_BYTES),
+            *_constants("std::size_t", ScheduleHeaderBytes=schedule.HEADER.size),
             *_constants("std::size_t", MaxScheduleBytes=schedule.MAX_SCHEDULE_BYTES),
-            *_constants("std::size_t", ReportHeaderBytes=schedule.REPORT_HEADER_BYTES),
+            *_constants("std::size_t", ReportHeaderBytes=schedule.REPORT.size),
         ],
     ]
     return _TOP + "".join("\n".join(("", *section, "")) for section in sections) + _BOTTOM

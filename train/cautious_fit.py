@@ -201,8 +201,6 @@ class Calibration:
     @property
     def coverage(self) -> float:
         """Fraction of measured gains in predicted 90 % intervals."""
-        if not len(self):
-            return math.nan
         reach = _NINETY * np.sqrt(self.spread**2 + self.noise**2)
         return float((np.abs(self.predicted - self.measured) <= reach + 1e-12).mean())
 

@@ -20,7 +20,6 @@ import numpy.typing as npt
 import polars as pl
 
 from dynamiccl.datasets.actions import ABSTAIN_ACTION
-from dynamiccl.datasets.cells import NOISE_KEY
 from dynamiccl.datasets.features import ENVIRONMENT_COLUMNS, HISTORY_SLICE, cold_observations
 from dynamiccl.datasets.history import (
     UNKNOWN,
@@ -72,10 +71,9 @@ class Tables:
         costs: pl.DataFrame | None = None,
     ) -> Self:
         """Of a world, with a policy's launch profiles, noise bands (None: unknown) and costs."""
-        if noise is None:
-            schema = {**dict.fromkeys(NOISE_KEY, pl.String), "noise_band": pl.Float64}
-            noise = pl.DataFrame(schema=schema)
-        asked = with_noise(world_tasks(world), noise)
+        tasks = world_tasks(world)
+        unknown = tasks.with_columns(noise_band=pl.lit(None, pl.Float64))
+        asked = unknown if noise is None else with_noise(tasks, noise)
         context = cold_observations(asked, profiles, costs).context
         return cls(context, world.mask, world.quiet_us[:, ABSTAIN_ACTION].copy())
 

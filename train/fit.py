@@ -219,6 +219,8 @@ class _Training:
                 self.run.log(loop.latest, step=loop.step)
         started = time.monotonic()
         with contextlib.closing(loop.source):
+            if not loop.is_over:
+                loop.source.start(loop.step)
             while not loop.is_over:
                 loop.run_epoch()
                 write_state(self.run.kept_folder / _STATE_NAME, facts=self.facts, **loop.state())
@@ -226,7 +228,7 @@ class _Training:
                 self.progress(loop.step, recipe.steps, loop.latest)
         seconds = time.monotonic() - started
         best, members = loop.best(), cast(Any, loop.source.members)
-        members.load_state_dict(best.weights)
+        members.load_state_dict(best["weights"])
         networks, is_unanimous = cast(Iterable[Network], members), recipe.unanimous
         regret, negative_margin = min(
             (data.validation_regret(networks, margin, is_unanimous=is_unanimous), -margin)
@@ -240,7 +242,7 @@ class _Training:
         found = {
             "steps": recipe.steps,
             "seconds": seconds,
-            "best_step": best.step,
+            "best_step": best["step"],
             "validation_regret": regret,
             "abstain_margin": margin,
         }

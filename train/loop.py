@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -48,17 +47,8 @@ class Source(ABC):
         """Stop what plays."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Averaged weights, and their score: the less the better."""
-
-    step: int
-    score: float
-    weights: dict[str, Any]
-
-
 class Loop:
-    """Updates of a source, stopping after every epoch."""
+    """Updates of a source that was started, stopping after every epoch."""
 
     def __init__(
         self,
@@ -70,10 +60,10 @@ class Loop:
         self.step = 0
         self.latest: dict[str, float] = {}
         self.source, self._recipe, self._validate = source, recipe, validate
-        self._checkpoints: list[Checkpoint] = []
+        #: `step`, averaged `weights`, and their `score`: the less the better.
+        self._checkpoints: list[dict[str, Any]] = []
         decay = get_ema_multi_avg_fn(recipe.average_decay)  # type: ignore[no-untyped-call]
         self._averaged = AveragedModel(source.members, multi_avg_fn=decay)
-        self._is_started = False
 
     @property
     def is_over(self) -> bool:
@@ -82,9 +72,6 @@ class Loop:
 
     def run_epoch(self) -> None:
         """Make updates up to the next validation; UserError when an actor died."""
-        if not self._is_started:
-            self.source.start(self.step)
-            self._is_started = True
         made: list[dict[str, float]] = []
         end = min(self.step + self._recipe.steps_per_epoch, self._recipe.steps)
         while self.step < end:
@@ -99,26 +86,24 @@ class Loop:
             score = -values.get("validation_speedup", -values["validation_regret"])
             state = self._averaged.module.state_dict()
             weights = {name: value.clone() for name, value in state.items()}
-            self._checkpoints.append(Checkpoint(self.step, score, weights))
-        if self.is_over:
-            self.source.close()
+            self._checkpoints.append({"step": self.step, "score": score, "weights": weights})
 
-    def best(self) -> Checkpoint:
+    def best(self) -> dict[str, Any]:
         """The latest checkpoint within the recipe's tolerance of the best, which is partly luck.
 
         Of actors it is the fastest: cold validation tells little of them.
         """
         plays = "validation_speedup" in self.latest
         tolerance = 0.0 if plays else self._recipe.checkpoint_tolerance
-        best = min(each.score for each in self._checkpoints)
-        return [each for each in self._checkpoints if each.score <= best + tolerance][-1]
+        best = min(each["score"] for each in self._checkpoints)
+        return [each for each in self._checkpoints if each["score"] <= best + tolerance][-1]
 
     def state(self) -> dict[str, Any]:
         """For `restore`."""
         return {
             "step": self.step,
             "latest": self.latest,
-            "checkpoints": [asdict(checkpoint) for checkpoint in self._checkpoints],
+            "checkpoints": self._checkpoints,
             "averaged": self._averaged.state_dict(),
             "source": self.source.state(),
         }
@@ -127,7 +112,7 @@ class Loop:
         """Continue; asynchronous actors do not repeat exactly."""
         self.source.restore(state["source"])
         self._averaged.load_state_dict(state["averaged"])
-        self._checkpoints = [Checkpoint(**checkpoint) for checkpoint in state["checkpoints"]]
+        self._checkpoints = state["checkpoints"]
         self.latest, self.step = state["latest"], state["step"]
 
 

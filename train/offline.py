@@ -250,17 +250,8 @@ def make_loop(data: TrainingData, recipe: Recipe, seed: int, actions: ActionInpu
     sources = data.sources(recipe)
     algorithm = make_algorithm(recipe, *sources, actions=actions)
     generator = np.random.default_rng(seed)
-    replays = [
-        Replay(
-            steps,
-            recipe.batch_size // len(sources),
-            seed=generator,
-            num_steps=recipe.num_steps,
-            gamma=recipe.gamma,
-            balance=recipe.balance,
-        )
-        for steps in sources
-    ]
+    part = recipe.batch_size // len(sources)
+    replays = [Replay(steps, part, recipe, generator) for steps in sources]
     dropout = 0.0 if actions is None else recipe.cost_dropout
     batches = Batches(replays, data.cost_start, dropout)
     margin = recipe.abstain_margins[0]
@@ -281,24 +272,15 @@ class Replay:
     """
 
     def __init__(
-        self,
-        steps: Steps,
-        batch_size: int,
-        *,
-        seed: int | np.random.Generator,
-        num_steps: int = 1,
-        gamma: float = 0.0,
-        balance: float = 0.0,
+        self, steps: Steps, batch_size: int, recipe: Recipe, random: np.random.Generator
     ) -> None:
         """Weigh steps by the size of their task's group to the power of -`balance`."""
-        self.steps = steps
-        self.random = np.random.default_rng(seed)
-        self._batch_size = batch_size
-        self._num_steps = num_steps
-        self._gamma = gamma
+        self.steps, self.random = steps, random
+        self._batch_size, self._recipe = batch_size, recipe
         group = steps.group[steps.task]
         choosable = steps.choosable.astype(np.float64)
-        self._weight = np.bincount(group, weights=choosable).clip(1.0)[group] ** -balance
+        sizes = np.bincount(group, weights=choosable).clip(1.0)
+        self._weight = sizes[group] ** -recipe.balance
         self._share = choosable * self._weight
         self._cumulative = np.cumsum(self._share)
         self._is_uniform = bool(steps.terminated.all()) and np.ptp(self._weight) == 0.0
@@ -324,8 +306,8 @@ class Replay:
     def batch(self, rows: Int64Array, episode: Int64Array) -> TransitionMiniBatch:
         """Transitions that begin with `rows` of the episodes `episode`."""
         steps = self.steps
-        following, ends = steps.advance(rows, episode, self._num_steps)
-        rewards = steps.discounted(rows, following, self._gamma)
+        following, ends = steps.advance(rows, episode, self._recipe.num_steps)
+        rewards = steps.discounted(rows, following, self._recipe.gamma)
         parts = _parts(steps, rows, episode)
         if ends.all():
             next_parts = [np.zeros_like(part) for part in parts]

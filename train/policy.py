@@ -178,17 +178,15 @@ class TorchPolicy:
         self.manifest = manifest
 
     @classmethod
-    def load(cls, directory: Path) -> "TorchPolicy":
-        """Read and verify; raises as `Manifest.read`, and CorruptFile."""
-        manifest = Manifest.read(directory)
-        return cls(load_script(directory / POLICY_NAME), manifest)
+    def load(cls, directory: Path, *, judged: bool = False) -> "TorchPolicy":
+        """Read and verify; `judged`: one that never saw the test part.
 
-    @classmethod
-    def load_judged(cls, directory: Path) -> "TorchPolicy":
-        """As `load`, but one that never saw the test part; UserError for an artifact without it."""
+        Raises as `Manifest.read`, CorruptFile, and UserError for an artifact without the latter.
+        """
         manifest = Manifest.read(directory)
-        path = directory / (JUDGED_NAME if manifest.saw_test else POLICY_NAME)
-        if manifest.saw_test and not path.is_file():
+        is_other = judged and manifest.saw_test
+        path = directory / (JUDGED_NAME if is_other else POLICY_NAME)
+        if is_other and not path.is_file():
             raise UserError(
                 f"the policy of {directory} is fitted to all that was measured, so no size is new "
                 f"to it; give the run (or what its gate wrote), which has {JUDGED_NAME} beside it"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -258,22 +258,15 @@ def work(
         _fail_stale(study)
         states = {trial.state for trial in latest_trials(study).values()}
         if TrialState.WAITING in states:
-            trial = _take(study)
-            if trial is not None:
+            trial = study.ask()
+            if "seeds" in trial.user_attrs:
                 yield from _run(study, trial, tracking_uri, is_stopped)
+            else:  # another worker took the last of the queue, and Optuna made a new one
+                _end(study, trial.number)
         elif TrialState.RUNNING in states:
             time.sleep(_PAUSE_S)
         else:
             return
-
-
-def _take(study: optuna.Study) -> optuna.Trial | None:
-    """A trial of the queue; None where another worker took the last: Optuna makes a new one."""
-    trial = study.ask()
-    if "seeds" in trial.user_attrs:
-        return trial
-    _end(study, trial.number)
-    return None
 
 
 def _run(
@@ -360,16 +353,6 @@ class SettingSummary:
     best_run: str
     train_seconds: float
 
-    @classmethod
-    def of(cls, setting: str, runs: Sequence[FitSummary]) -> Self:
-        """Of the trainings of a setting."""
-        best = min(runs, key=lambda run: run.validation_regret)
-        regrets = [run.validation_regret for run in runs]
-        seconds = float(np.mean([run.seconds for run in runs]))
-        low, high = student_interval(regrets)
-        mean = float(np.mean(regrets))
-        return cls(setting, len(runs), mean, low, high, best.run_id, seconds)
-
 
 @dataclass(frozen=True, slots=True)
 class StudySummary:
@@ -391,8 +374,14 @@ def summarise_study(study: optuna.Study) -> tuple[StudySummary, list[str]]:
         runs = trial.user_attrs.get("runs", ())
         for seed, run in zip(trial.user_attrs["seeds"], runs, strict=False):
             found.setdefault(trial.user_attrs["setting"], {})[seed] = FitSummary(**run)
-    settings = [SettingSummary.of(setting, [*each.values()]) for setting, each in found.items()]
-    defaults = [run.validation_default_regret for each in found.values() for run in each.values()]
+    settings, defaults = list[SettingSummary](), list[float]()
+    for setting, of_seed in found.items():
+        regrets = [run.validation_regret for run in of_seed.values()]
+        best = min(of_seed.values(), key=lambda run: run.validation_regret).run_id
+        seconds = float(np.mean([run.seconds for run in of_seed.values()]))
+        told = float(np.mean(regrets)), *student_interval(regrets), best, seconds
+        settings.append(SettingSummary(setting, len(regrets), *told))
+        defaults += [run.validation_default_regret for run in of_seed.values()]
     summary = StudySummary(
         run_id=study.study_name,
         data=plan_of(study).data,

@@ -297,13 +297,8 @@ MOST_SHARE: Final = 1.5
 FELT_KEY: Final = ("system", "collective", "algorithm", "protocol", "octave")
 _STREAM: Final = (
     *("system", "nccl_version", "collective", "num_nodes", "ranks_per_node", "size_bytes"),
-    *("algorithm", "protocol", "num_channels"),
+    *("algorithm", "protocol", "actual_num_channels"),
 )
-_OF_CALLS: Final = {
-    "algorithm": "actual_algorithm",
-    "protocol": "actual_protocol",
-    "num_channels": "actual_num_channels",
-}
 
 
 def level_shares_of(
@@ -315,10 +310,9 @@ def level_shares_of(
     cells with under LEAST_CALLS calls in either state.
     """
     timed = timed_calls(calls)
-    ran = {name: pl.col(of_call) for name, of_call in _OF_CALLS.items()}
-    told = timed.with_columns(level=pl.Series(levels(timed)), **ran).filter(
-        pl.col("split") != Split.TEST.value
-    )
+    told = timed.with_columns(
+        level=pl.Series(levels(timed)), algorithm="actual_algorithm", protocol="actual_protocol"
+    ).filter(pl.col("split") != Split.TEST.value)
     is_quiet = (pl.col("level") >= 0.0) & (pl.col("level") <= QUIET_LEVEL)
     quiet_us = pl.col("time_us").filter(is_quiet).median().over(_STREAM)
     disturbed = told.with_columns(

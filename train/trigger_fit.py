@@ -63,7 +63,6 @@ _EVERY: Final = 10
 _SLOWEST: Final = 3.0
 _LONGEST: Final = 200.0
 _SLOWED: Final = 0.5
-FALSE_ALARMS_PER_1E5: Final = 0.5
 #: Quiet calls for each rung; streams, and calls of each, roughly as in a job.
 CALLS_PER_RUNG: Final = 1_000_000
 _STREAMS: Final = 500
@@ -210,13 +209,13 @@ def _quiet_calls(log_time: FloatArray) -> Bools:
     return np.asarray(~reach)
 
 
-def peaks_of(statistic: npt.NDArray[Any], rest: float = 0.0) -> npt.NDArray[np.float64]:
-    """(P,) the peaks of excursions above `rest` of streams (T, N), largest first."""
+def peaks_of(statistic: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """(P,) the peaks of excursions above 0 of streams (T, N), largest first."""
     steps, width = statistic.shape
-    excursion = np.cumsum(statistic <= rest, axis=0) + np.arange(width) * (steps + 1)
-    peaks = np.full(width * (steps + 1), rest)
+    excursion = np.cumsum(statistic <= 0.0, axis=0) + np.arange(width) * (steps + 1)
+    peaks = np.zeros(width * (steps + 1))
     np.maximum.at(peaks, excursion.ravel(), statistic.ravel())
-    return np.sort(peaks[peaks > rest])[::-1]
+    return np.sort(peaks[peaks > 0.0])[::-1]
 
 
 def threshold_of(peaks: npt.NDArray[np.float64], alarms: float) -> float:
@@ -357,7 +356,7 @@ def _loss(
 
 def make_trigger(
     series: Series,
-    false_alarms_per_1e5: float = FALSE_ALARMS_PER_1E5,
+    false_alarms_per_1e5: float,
     *,
     seed: int = 0,
     progress: Progress = lambda _what, _done, _total: None,
@@ -375,7 +374,7 @@ def make_trigger(
 
 def fit_trigger(
     data_dir: Path,
-    false_alarms_per_1e5: float = FALSE_ALARMS_PER_1E5,
+    false_alarms_per_1e5: float,
     *,
     experiment: str,
     tracking_uri: str,

@@ -249,12 +249,10 @@ def test_the_stream_and_the_features_of_a_policy_say_the_same() -> None:
         calls.append(call(time_us, size_bytes=size_bytes))
         sense.add(size_bytes, time_us)
         _, values = history(*calls)
-        assert sense.ebb_gbytes_per_s is not None
-        assert sense.btlbw.value is not None
-        assert sense.rtprop.value is not None
-        assert values["log2_ebb"] == pytest.approx(np.log2(sense.ebb_gbytes_per_s), abs=1e-5)
-        assert values["log2_btlbw"] == pytest.approx(np.log2(sense.btlbw.value), abs=1e-5)
-        assert values["log2_rtprop"] == pytest.approx(np.log2(sense.rtprop.value), abs=1e-5)
+        told = (sense.ebb_gbytes_per_s, sense.btlbw.value, sense.rtprop.value)
+        for name, value in zip(("log2_ebb", "log2_btlbw", "log2_rtprop"), told, strict=True):
+            assert value is not None
+            assert values[name] == pytest.approx(np.log2(value), abs=1e-5)
         assert sense.bdp_bytes is not None
         assert values["inflight_over_bdp"] == pytest.approx(
             min(8.0, size_bytes / sense.bdp_bytes), rel=1e-5

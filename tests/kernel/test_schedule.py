@@ -77,7 +77,7 @@ def test_every_truncation_is_found() -> None:
 
 def report_bytes(*, states: bytes = b"\1\2", stopped: int = 0, blocks: int = 2) -> bytes:
     header = struct.pack("<8sIi3Q24x", schedule.REPORT_MAGIC, 1, blocks, 0xAB, 77, stopped)
-    assert len(header) == schedule.REPORT_HEADER_BYTES
+    assert len(header) == schedule.REPORT.size
     return header + struct.pack("<2I", 0, 65024) + states
 
 
@@ -94,7 +94,7 @@ def test_report_of_an_orderly_end_and_of_a_mismatch() -> None:
 def test_what_is_not_a_report_is_refused() -> None:
     for data, reason in (
         (b"", "0 bytes are too few"),
-        (bytes(schedule.REPORT_HEADER_BYTES + 10), "had only begun it"),
+        (bytes(schedule.REPORT.size + 10), "had only begun it"),
         (b"x" + report_bytes()[1:], "does not begin with DCPLAYS"),
         (report_bytes(states=b"\0"), "do not fit 2 blocks"),
         (report_bytes(blocks=0), "do not fit 0 blocks"),

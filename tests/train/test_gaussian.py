@@ -89,7 +89,6 @@ def test_the_largest_sure_gain_is_taken_and_coverage_counts_both_spreads() -> No
         noise=np.full(3, 0.08),
     )  # 1.645 x 0.1
     assert found.coverage == pytest.approx(2 / 3)
-    assert math.isnan(Calibration.joined([]).coverage)
 
 
 @pytest.mark.parametrize("alpha", [0.02, 0.1])
@@ -137,7 +136,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_it_gains_much_and_is_hardly_ever_slower(fitted: Run, tmp_path: Path) -> None:
     quiet = "noise_sigma = 0.0\ntail_probability = 0.0\ndrift_sigma = 0.0\n"
     truth = make_data(tmp_path, WIDE + quiet)
-    policy = TorchPolicy.load_judged(fitted.policy)
+    policy = TorchPolicy.load(fitted.policy, judged=True)
     grid = task_grid(read(truth), policy.manifest.actions(), [Split.TEST])
     chosen = LearnedPolicy(policy, policy.manifest.actions(), "gp").choose(grid)
     default = float(grid.regret(np.zeros(len(chosen), dtype=np.int64)).mean())

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -308,6 +308,13 @@ def assert_equal(ours: TransitionMiniBatch, theirs: TransitionMiniBatch) -> None
     np.testing.assert_allclose(ours.rewards, theirs.rewards, rtol=1e-6)
 
 
+PLAIN = make_recipe("ddqn-dueling", ["balance=0"])
+
+
+def replay_of(steps: Steps, batch_size: int, **settings: Any) -> Replay:
+    return Replay(steps, batch_size, replace(PLAIN, **settings), np.random.default_rng(0))
+
+
 @pytest.mark.parametrize("own_windows", [False, True])
 @pytest.mark.parametrize(("num_steps", "gamma"), [(1, 0.9), (3, 0.5)])
 def test_every_row_is_d3rlpys_pick(num_steps: int, gamma: float, own_windows: bool) -> None:
@@ -322,7 +329,7 @@ def test_every_row_is_d3rlpys_pick(num_steps: int, gamma: float, own_windows: bo
         for index in range(episode.transition_count)
     ]
     assert len(choosable) == steps.choosable.sum()
-    replay = Replay(steps, 4, seed=0, num_steps=num_steps, gamma=gamma)
+    replay = replay_of(steps, 4, num_steps=num_steps, gamma=gamma)
     number = np.array([each for each, _ in choosable])
     rows = steps.starts[number] + np.array([index for _, index in choosable])
     ours = replay.batch(rows, number)
@@ -343,7 +350,7 @@ class Noted(Replay):
 
 def draws(steps: Steps, *, balance: float) -> Int64Array:
     """How often each step is drawn."""
-    replay = Noted(steps, 40_000, seed=0, balance=balance)
+    replay = Noted(steps, 40_000, replace(PLAIN, balance=balance), np.random.default_rng(0))
     replay.sample()
     return np.bincount(replay.drawn, minlength=len(steps))
 
@@ -368,8 +375,8 @@ def test_a_batch_has_a_part_of_each_replay() -> None:
     swept, called = make_steps(own_windows=True), make_steps(seed=1)
 
     def replays() -> list[Replay]:
-        random = np.random.default_rng(5)
-        return [Replay(swept, 8, seed=random), Replay(called, 8, seed=random, num_steps=3)]
+        random, by_three = np.random.default_rng(5), replace(PLAIN, num_steps=3)
+        return [Replay(swept, 8, PLAIN, random), Replay(called, 8, by_three, random)]
 
     batch = Batches(replays()).sample()
     first, second = (each.sample() for each in replays())
@@ -383,7 +390,7 @@ def test_a_batch_has_a_part_of_each_replay() -> None:
 
 def test_costs_are_hidden_from_a_share_of_the_rows_whole(data_dir: Path) -> None:
     data = load_data(data_dir, 0, with_costs=True)
-    replay = Replay(data.training.steps, 2_000, seed=0)
+    replay = replay_of(data.training.steps, 2_000)
     costs = slice(data.cost_start, data.cost_start + NUM_CELLS)
     told = np.asarray(replay.sample().observations[1])
     assert (told[:, costs] != 0.0).any(axis=1).all()
@@ -426,7 +433,7 @@ def make_loss() -> tuple[Loss, list[torch.Tensor]]:
     """The loss of a network of random weights, and a batch's observations."""
     steps = make_steps(num_actions=ACTIONS)
     algorithm = make_algorithm(make_recipe("ddqn-dueling", ["hidden_sizes=16"]), steps)
-    seen = Replay(steps, BATCH, seed=0).sample().observations
+    seen = replay_of(steps, BATCH).sample().observations
     networks = cast(Networks, algorithm.config.q_func_factory)
     return Loss(algorithm.impl.q_function[0], networks), [torch.from_numpy(part) for part in seen]
 
@@ -478,7 +485,7 @@ def test_imitation_does_what_the_data_did(data_dir: Path) -> None:
         (imitator,) = algorithm.impl.q_function
         assert isinstance(imitator, Imitator)
         assert isinstance(imitator.head, ActionHead) == (actions is not None)
-        replay = Replay(steps, 64, seed=0)
+        replay = replay_of(steps, 64)
         for _ in range(80):
             algorithm.update(replay.sample())
         module = PolicyModule([imitator], 0.0, 0.0, is_unanimous=False).eval()

@@ -1,6 +1,7 @@
 """Studies: trials of one run, workers that fail or are killed; and Ctrl-C in long commands."""
 
 import contextlib
+import copy
 import os
 import re
 import shlex
@@ -152,14 +153,19 @@ def test_a_search_trains_nothing_twice_and_goes_on(data_dir: Path, tmp_path: Pat
     assert len(trained) == 2 * len(summary.settings) < summary.done
 
 
-def test_a_worker_that_finds_the_queue_empty_trains_nothing(data_dir: Path, tmp_path: Path) -> None:
+def test_a_worker_that_finds_the_queue_empty_trains_nothing(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another took the last trial in between."""
     uri = new_store(tmp_path)
     study = studies.begin_study(planned(data_dir), uri)
     study.add_trial(optuna.create_trial(state=TrialState.WAITING))
-    trial = study.trials[0]
-    study._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
-    assert studies._take(study) is None
+    before = copy.deepcopy(studies.latest_trials(study))
+    study._storage.set_trial_state_values(before[0]._trial_id, TrialState.RUNNING)
+    with monkeypatch.context() as patched:
+        patched.setattr(studies, "latest_trials", lambda _: before)
+        with pytest.raises(KeyboardInterrupt):
+            list(studies.work(study, uri, iter([False, True]).__next__))
     assert [each.state for each in study.trials] == [TrialState.RUNNING, TrialState.FAIL]
     assert list(studies.latest_trials(study)) == [0]
     assert studies.summarise_study(study)[1] == []

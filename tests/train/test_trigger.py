@@ -451,7 +451,7 @@ def test_a_run_holds_a_trigger_with_its_facts_and_the_export_takes_it(
     wanted = {"loss", "threshold_1.000", "forecast_error"}
     assert wanted <= set(run.data.metrics)
     # Equal seeds train alike.
-    module, *_ = fitting.make_trigger(fitting.read_series(data)[0])
+    module, *_ = fitting.make_trigger(fitting.read_series(data)[0], 0.5)
     assert module.thresholds.tolist() == list(facts["thresholds"].values())
     exporting = ("dynamiccl-deploy", "export", policy, "--out", "with", "--json")
     done = shell(*exporting, "--trigger", folder)
