@@ -224,7 +224,7 @@ def policy_loss(
     logs, value, _ = own(played.seen, played.state)
     known = value.detach()
     reward = a3c.filled(played.reward, known, played.calls, recipe.gamma)
-    earned, _ = a3c.vtrace(0.0 * reward, reward, known, recipe.gamma, rho_most=1.0, c_most=1.0)
+    earned = a3c.returns(reward, known[-1], recipe.gamma)
     weight = earned - known[:-1] if has_baseline else earned
     entropy = played.curiosity * recipe.entropy_weight(number)
     rows = logs[:-1], value[:-1], played.action, weight * ~played.is_probe

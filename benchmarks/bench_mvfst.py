@@ -30,7 +30,8 @@ from online_world import SEEDS, Actions, Floats, Found, Judge, RoundEnv, Setting
 from torch import nn
 
 from dynamiccl.simulator.world import World
-from dynamiccl.train.online.a3c import Seen, SharedRmsProp, State, learn
+from dynamiccl.train.online.a3c import Seen, State
+from dynamiccl.train.online.impala import Learner
 from dynamiccl.train.recipe import Recipe
 
 DELAYS_MS: Final = (1, 10, 25, 50)
@@ -232,11 +233,11 @@ def _impala(seed: int) -> Any:
     players = [
         each.player(recipe.state_units) for each in play.actors(UNSEEN["same"], recipe, seed)
     ]
-    optimizer, average = SharedRmsProp(list(network.parameters())), copy.deepcopy(network)
+    learner, average = Learner(network, None, recipe), copy.deepcopy(network)
     for number in range(recipe.steps):
         if number % len(players) == 0:
             waiting = [player.play(network) for player in players]
-        learn(waiting.pop(0), network, optimizer, recipe, number + 1)
+        learner.learn(waiting.pop(0), number + 1)
         play.mix(average, network, recipe)
     return average
 

@@ -4,9 +4,7 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +28,7 @@ from dynamiccl.train.loop import read_state
 from dynamiccl.train.networks import StatefulTrunk
 from dynamiccl.train.online import Pilot, Place, a3c, make_loop, network_of, orders_of
 from dynamiccl.train.online.a3c import ActorCritic, ActorLearners, Player, Trajectory
-from dynamiccl.train.online.impala import local_actors
+from dynamiccl.train.online.impala import Learner, local_actors, vtrace
 from dynamiccl.train.policy import StatefulPolicyModule, TorchPolicy
 from dynamiccl.train.recipe import Recipe, make_recipe
 from tests.rows import split_of
@@ -95,8 +93,7 @@ def test_minus_ln_of_time_is_earned_and_without_a_call_what_the_values_say() -> 
     value = torch.tensor([[-5.0, -5.0], [-8.0, -8.0]])
     found = a3c.filled(reward, value, calls, 0.5)
     assert found.tolist() == [[-2.0, -1.0]]
-    target, _ = a3c.vtrace(torch.zeros(1, 2), found, value, 0.5, rho_most=1.0, c_most=1.0)
-    assert target[0, 1] == value[0, 1]
+    assert a3c.returns(found, value[1], 0.5)[0, 1] == value[0, 1]
 
 
 def test_the_loss_moves_towards_what_earned_more_and_entropy_to_the_middle() -> None:
@@ -250,24 +247,21 @@ EVERY = 5
 PROBING = replace(LSTM, probe_every=(EVERY,), episode_rounds=30)
 
 
-def trajectory(
-    loaded: TrainingData, recipe: Recipe = LSTM
-) -> tuple[ActorCritic, Trajectory, Callable[..., float]]:
-    """A network, one trajectory that was played under its weights, and what learns from one."""
+def trajectory(loaded: TrainingData, recipe: Recipe = LSTM) -> tuple[Learner, Trajectory]:
+    """A learner, and one trajectory that was played under its weights."""
     torch.manual_seed(0)
     network = small_network(loaded, recipe)
-    optimizer = a3c.SharedRmsProp(list(network.parameters()))
     played = small_player(loaded, recipe).play(network)
-    return network, played, partial(a3c.learn, network=network, optimizer=optimizer, recipe=recipe)
+    return Learner(network, local_actors(network, [], lambda: network), recipe), played
 
 
 def test_targets_are_the_papers_sum_of_clipped_products() -> None:
     """Equation 1 of Espeholt et al. 2018, term by term."""
     random = np.random.default_rng(2)
-    rounds, gamma, most = 6, 0.8, {"rho_most": 1.2, "c_most": 0.9}
+    rounds, gamma, rho_most, c_most = 6, 0.8, 1.2, 0.9
     ratio, reward = np.exp(random.normal(0, 1, rounds)), random.normal(size=rounds)
     value = random.normal(size=rounds + 1)
-    rho, c = (np.minimum(ratio, each) for each in most.values())
+    rho, c = np.minimum(ratio, rho_most), np.minimum(ratio, c_most)
     delta = rho * (reward + gamma * value[1:] - value[:-1])
     expected = [
         value[s] + sum(gamma ** (t - s) * c[s:t].prod() * delta[t] for t in range(s, rounds))
@@ -276,7 +270,7 @@ def test_targets_are_the_papers_sum_of_clipped_products() -> None:
     log_ratio, earned, values = (
         torch.from_numpy(each)[:, None] for each in (np.log(ratio), reward, value)
     )
-    found, advantage = a3c.vtrace(log_ratio, earned, values, gamma, **most)
+    found, advantage = vtrace(log_ratio, earned, values, gamma, rho_most=rho_most, c_most=c_most)
     assert found[:, 0].numpy() == pytest.approx(np.array(expected))
     after = np.append(expected[1:], value[-1])
     expected_advantage = rho * (reward + gamma * after - value[:-1])
@@ -303,20 +297,20 @@ def test_a_trajectory_has_its_first_state_and_what_was_likely(loaded: TrainingDa
 
 
 def test_the_learner_moves_towards_what_earned_more_than_expected(loaded: TrainingData) -> None:
-    network, played, teach = trajectory(loaded)
+    learner, played = trajectory(loaded)
 
     def likely() -> torch.Tensor:
         with torch.no_grad():
-            log, _, _ = network(played.seen, played.state)
+            log, _, _ = learner.network(played.seen, played.state)
         found: torch.Tensor = log[:-1].gather(2, played.action.unsqueeze(2)).squeeze(2)
         return found[played.calls > 0]
 
     before = likely()
     with torch.no_grad():
-        _, value, _ = network(played.seen, played.state)
+        _, value, _ = learner.network(played.seen, played.state)
     better = played.reward * 0.0 + 5.0 + float(value.max())
     for number in range(1, 4):
-        teach(replace(played, reward=better), number=number)
+        learner.learn(replace(played, reward=better), number)
     assert float((likely() - before).mean()) > 0.0
 
 
@@ -401,17 +395,17 @@ def test_the_exported_policy_probes_as_the_player_does(loaded: TrainingData) -> 
 
 
 def test_a_probe_teaches_the_critic_and_not_the_actor(loaded: TrainingData) -> None:
-    network, played, teach = trajectory(loaded, replace(PROBING, entropy_start=0, entropy_end=0))
-    before = {name: each.clone() for name, each in network.named_parameters()}
+    learner, played = trajectory(loaded, replace(PROBING, entropy_start=0.0, entropy_end=0.0))
+    before = {name: each.clone() for name, each in learner.network.named_parameters()}
 
     def moved(part: str) -> bool:
-        now = network.named_parameters()
+        now = learner.network.named_parameters()
         return any(n.startswith(part) and not torch.equal(before[n], each) for n, each in now)
 
-    teach(replace(played, is_probe=torch.ones_like(played.is_probe)), number=1)
+    learner.learn(replace(played, is_probe=torch.ones_like(played.is_probe)), 1)
     assert moved("critic.")
     assert not moved("actor.head.")
-    teach(played, number=2)
+    learner.learn(played, 2)
     assert moved("actor.head.")
 
 

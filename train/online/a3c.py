@@ -349,39 +349,17 @@ def filled(
     return torch.where(calls_TR > 0, reward_TR, expected_TR)
 
 
-def vtrace(
-    log_ratio_TR: torch.Tensor,
-    reward_TR: torch.Tensor,
-    value_SR: torch.Tensor,
-    gamma: float,
-    *,
-    rho_most: float,
-    c_most: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """V-trace (Espeholt et al. 2018, 4.1): targets of values, and advantages of actions (T, R).
+def returns(reward_TR: torch.Tensor, bootstrap_R: torch.Tensor, gamma: float) -> torch.Tensor:
+    """(T, R) R_t = r_t + gamma R_(t+1), from the value after the last (Mnih et al. 2016, S3).
 
-    `log_ratio_TR` is ln pi(a) / mu(a); rho and c are the ratio, clipped from above. Where it is 0
-    the targets are A3C's returns, R_t = r_t + gamma R_(t+1) (Mnih et al. 2016, S3).
-
-        v_t = V_t + d_t + gamma c_t (v_(t+1) - V_(t+1)),  d_t = rho_t (r_t + gamma V_(t+1) - V_t)
-        advantage = rho_t (r_t + gamma v_(t+1) - V_t)
-
-    >>> off = vtrace(torch.zeros(2, 1), torch.tensor([[1.0], [2.0]]),
-    ...              torch.tensor([[0.0], [0.0], [4.0]]), 0.5, rho_most=1.0, c_most=1.0)
-    >>> off[0].flatten().tolist()
+    >>> returns(torch.tensor([[1.0], [2.0]]), torch.tensor([4.0]), 0.5).flatten().tolist()
     [3.0, 4.0]
     """
-    ratio_TR = log_ratio_TR.exp()
-    rho_TR, c_TR = ratio_TR.clamp(max=rho_most), ratio_TR.clamp(max=c_most)
-    delta_TR = rho_TR * (reward_TR + gamma * value_SR[1:] - value_SR[:-1])
-    off_R = torch.zeros_like(value_SR[0])
-    target = []
-    for step in reversed(range(len(delta_TR))):
-        off_R = delta_TR[step] + gamma * c_TR[step] * off_R
-        target.append(value_SR[step] + off_R)
-    target_TR = torch.stack(target[::-1])
-    after_TR = torch.cat([target_TR[1:], value_SR[-1:]])
-    return target_TR, rho_TR * (reward_TR + gamma * after_TR - value_SR[:-1])
+    found, last = [], bootstrap_R
+    for reward_R in reward_TR.flip(0):
+        last = reward_R + gamma * last
+        found.append(last)
+    return torch.stack(found[::-1])
 
 
 def loss(  # noqa: PLR0913, PLR0917 - what the papers name
@@ -446,39 +424,6 @@ def descend(
     optimizer.step([None if each is None else each * factor for each in found], rate)
 
 
-def learn(
-    played: Trajectory,
-    network: ActorCritic,
-    optimizer: SharedRmsProp,
-    recipe: Recipe,
-    number: int,
-) -> float:
-    """Update on one trajectory, played under these weights (A3C) or earlier ones; its loss."""
-    log_SRA, value_SR, _ = network(played.seen, played.state)
-    known_SR = value_SR.detach()
-    now_TR = log_SRA[:-1].detach().gather(2, played.action.unsqueeze(2)).squeeze(2)
-    is_called_TR = played.calls > 0
-    target_TR, advantage_TR = vtrace(
-        (now_TR - played.log_probability) * (is_called_TR & ~played.is_probe),
-        filled(played.reward, known_SR, played.calls, recipe.gamma),
-        known_SR,
-        recipe.gamma,
-        rho_most=recipe.rho_most,
-        c_most=recipe.c_most,
-    )
-    total = loss(
-        log_SRA[:-1],
-        value_SR[:-1],
-        played.action,
-        advantage_TR * ~played.is_probe,
-        target_TR,
-        is_called_TR.float(),
-        played.curiosity * recipe.entropy_weight(number),
-    )
-    descend(total, network, optimizer, recipe, number)
-    return float(total.detach())
-
-
 def update(
     player: Player,
     shared: ActorCritic,
@@ -487,10 +432,25 @@ def update(
     count: Callable[[], int],
 ) -> tuple[float, float, int]:
     """Play a trajectory, and update the shared weights; its loss, speedup and calls."""
+    recipe = player.recipe
     own.load_state_dict(shared.state_dict())
     played = player.play(own)
-    found = learn(played, own, optimizer, player.recipe, count())
-    return found, played.speedup, int(played.calls.sum())
+    log_SRA, value_SR, _ = own(played.seen, played.state)
+    known_SR = value_SR.detach()
+    reward_TR = filled(played.reward, known_SR, played.calls, recipe.gamma)
+    return_TR = returns(reward_TR, known_SR[-1], recipe.gamma)
+    number = count()
+    total = loss(
+        log_SRA[:-1],
+        value_SR[:-1],
+        played.action,
+        (return_TR - known_SR[:-1]) * ~played.is_probe,
+        return_TR,
+        (played.calls > 0).float(),
+        played.curiosity * recipe.entropy_weight(number),
+    )
+    descend(total, own, optimizer, recipe, number)
+    return float(total.detach()), played.speedup, int(played.calls.sum())
 
 
 class ActorLearners(Playing):

@@ -26,7 +26,9 @@ from dynamiccl.train.online.a3c import (
     Playing,
     SharedRmsProp,
     Trajectory,
-    learn,
+    descend,
+    filled,
+    loss,
 )
 from dynamiccl.train.recipe import Recipe
 
@@ -45,8 +47,34 @@ class Learner(Playing):
     def update(self, step: int) -> dict[str, float]:
         """Wait for a trajectory, and update on it; UserError when an actor died."""
         played, calls = self.actors.next()
-        found = learn(played, self.network, self._optimizer, self._recipe, step)
-        return self.made(found, played.speedup, calls)
+        return self.made(self.learn(played, step), played.speedup, calls)
+
+    def learn(self, played: Trajectory, number: int) -> float:
+        """Update on one trajectory; its loss."""
+        recipe = self._recipe
+        log_SRA, value_SR, _ = self.network(played.seen, played.state)
+        known_SR = value_SR.detach()
+        now_TR = log_SRA[:-1].detach().gather(2, played.action.unsqueeze(2)).squeeze(2)
+        is_called_TR = played.calls > 0
+        target_TR, advantage_TR = vtrace(
+            (now_TR - played.log_probability) * (is_called_TR & ~played.is_probe),
+            filled(played.reward, known_SR, played.calls, recipe.gamma),
+            known_SR,
+            recipe.gamma,
+            rho_most=recipe.rho_most,
+            c_most=recipe.c_most,
+        )
+        total = loss(
+            log_SRA[:-1],
+            value_SR[:-1],
+            played.action,
+            advantage_TR * ~played.is_probe,
+            target_TR,
+            is_called_TR.float(),
+            played.curiosity * recipe.entropy_weight(number),
+        )
+        descend(total, self.network, self._optimizer, recipe, number)
+        return float(total.detach())
 
 
 def local_actors(
@@ -74,6 +102,40 @@ def _play(
         except queue.Full:
             continue
         calls = 0
+
+
+def vtrace(
+    log_ratio_TR: torch.Tensor,
+    reward_TR: torch.Tensor,
+    value_SR: torch.Tensor,
+    gamma: float,
+    *,
+    rho_most: float,
+    c_most: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """V-trace (section 4.1): targets of values (T, R), and advantages of actions (T, R).
+
+    `log_ratio_TR` is ln pi(a) / mu(a); rho and c are the ratio, clipped from above.
+
+        v_t = V_t + d_t + gamma c_t (v_(t+1) - V_(t+1)),  d_t = rho_t (r_t + gamma V_(t+1) - V_t)
+        advantage = rho_t (r_t + gamma v_(t+1) - V_t)
+
+    >>> off = vtrace(torch.zeros(2, 1), torch.tensor([[1.0], [2.0]]),
+    ...              torch.tensor([[0.0], [0.0], [4.0]]), 0.5, rho_most=1.0, c_most=1.0)
+    >>> off[0].flatten().tolist()
+    [3.0, 4.0]
+    """
+    ratio_TR = log_ratio_TR.exp()
+    rho_TR, c_TR = ratio_TR.clamp(max=rho_most), ratio_TR.clamp(max=c_most)
+    delta_TR = rho_TR * (reward_TR + gamma * value_SR[1:] - value_SR[:-1])
+    off_R = torch.zeros_like(value_SR[0])
+    target = []
+    for step in reversed(range(len(delta_TR))):
+        off_R = delta_TR[step] + gamma * c_TR[step] * off_R
+        target.append(value_SR[step] + off_R)
+    target_TR = torch.stack(target[::-1])
+    after_TR = torch.cat([target_TR[1:], value_SR[-1:]])
+    return target_TR, rho_TR * (reward_TR + gamma * after_TR - value_SR[:-1])
 
 
 #: Trajectories of an actor that are asked for.
@@ -187,6 +249,8 @@ class _RayActor:
         self._player = order.player(network.state_units)
 
     def play(self, weights: dict[str, Any]) -> bytes:
+        import torch
+
         # Ray's own memory is read-only, which torch warns of.
         state = {name: torch.tensor(value) for name, value in weights.items()}
         self._own.load_state_dict(state)
