@@ -68,7 +68,7 @@ ROOMS = {
     "evaluate": (4000, 3741),  # a second test of the gate, and what compute gets back
     "serve": (4200, 4820),
     "serve/plugin": (5500, 6433),
-    "serve/plugin tests": (4500, 4488),
+    "serve/plugin tests": (4500, 4495),
     # Of them 1,000 are inputs of other people's kinds, and what each gives.
     "tests": (27000, 31492),
     "benchmarks": (4500, 4464),  # the judge's worlds, and the belief on them

@@ -131,7 +131,8 @@ int bench_profiler(const char* path) {
   const std::filesystem::path directory =
       std::filesystem::temp_directory_path() / ("bench-record-" + std::to_string(getpid()));
   setenv("DYNAMICCL_CALLS_DIR", directory.c_str(), 1);
-  const auto* profiler = Library(path).profiler<ncclProfiler_v5_t>(5);
+  const Library library(path);
+  const auto* profiler = library.profiler<ncclProfiler_v5_t>(5);
   int mask = 0;
   void* context = nullptr;
   profiler->init(&context, 1, &mask, "", 1, 8, 0, nullptr);

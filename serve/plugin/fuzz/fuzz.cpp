@@ -3,11 +3,9 @@
 // end.
 #undef NDEBUG
 #include <cassert>
-#include <vector>
 
-#include "file.h"
 #include "sweep/schedule.h"
-#include "table.h"
+#include "tests/table_file.h"
 
 using namespace dynamiccl;
 
@@ -51,11 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t siz
   DYNAMICCL_FUZZED(bytes, size);
   if (size < 8) return 0;
   // With a checksum that fits in its last eight bytes, as no fuzzer finds one by itself.
-  std::vector<std::uint8_t> sound(bytes, bytes + size);
-  const std::uint64_t digest = fnv1a(bytes, size - 8);
-  for (std::size_t i = 0; i < 8; ++i) {
-    sound[size - 8 + i] = static_cast<std::uint8_t>(digest >> 8 * i);
-  }
+  const Bytes sound = sealed(Bytes(bytes, bytes + size - 8));
   DYNAMICCL_FUZZED(sound.data(), size);
   return 0;
 }

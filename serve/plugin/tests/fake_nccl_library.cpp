@@ -6,19 +6,16 @@
 
 extern "C" {
 EXPORT thread_local char fake_line[8192];
-EXPORT int ncclGetVersion(int* version);
-EXPORT void fake_logger(int level, unsigned long flags, const char* file, int line,
-                        const char* format, ...);
-}
 
-int ncclGetVersion(int* version) {
+EXPORT int ncclGetVersion(int* version) {
   *version = 22809;
   return 0;
 }
 
-void fake_logger(int, unsigned long, const char*, int, const char* format, ...) {
+EXPORT void fake_logger(int, unsigned long, const char*, int, const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
   std::vsnprintf(fake_line, sizeof fake_line, format, arguments);
   va_end(arguments);
+}
 }

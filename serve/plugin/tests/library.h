@@ -15,6 +15,7 @@
 
 #include "nccl/profiler_abi.h"
 #include "nccl/tuner_abi.h"
+#include "tests/check.h"
 #include "vocabulary.h"
 
 /// The NCCL that a tuner finds in this process (ENABLE_EXPORTS).
@@ -58,6 +59,8 @@ class Library {
     }
   }
 
+  ~Library() { dlclose(handle_); }
+
   template <typename Struct>
   const Struct* at(int version) const {
     const std::string symbol = "ncclTunerPlugin_v" + std::to_string(version);
@@ -69,10 +72,10 @@ class Library {
     return static_cast<const Struct*>(dlsym(handle_, symbol.c_str()));
   }
 
-  /// A new communicator; the first rank's context.
+  /// A new communicator, of the next `id` unless given; the first rank's context.
   void* init(int version, std::size_t num_ranks, std::size_t num_nodes,
-             ncclDebugLogger_t logger = keep_line) const {
-    const std::uint64_t id = ++last_id_;
+             ncclDebugLogger_t logger = keep_line, std::uint64_t id = 0) const {
+    if (id == 0) id = ++last_id_;
     std::vector<void*> contexts(num_inits_ == 0 ? num_ranks : num_inits_);
     const auto rank = [&](void** context) {
       // NCCL calls a profiler just before: a tuner of v4 knows the id from there, and that of mode
@@ -89,8 +92,8 @@ class Library {
       if (profiler_v5 != nullptr) {
         profiler_v5->init(&ignored, id, &mask, "", nodes, ranks, 0, logger);
       }
-      at<ncclTuner_v5_t>(version)->init(context, id, num_ranks, num_nodes, logger, nullptr,
-                                        nullptr);
+      CHECK(at<ncclTuner_v5_t>(version)->init(context, id, num_ranks, num_nodes, logger, nullptr,
+                                              nullptr) == ncclSuccess);
     };
     std::vector<std::thread> others;
     for (std::size_t i = 1; i < contexts.size(); ++i) others.emplace_back(rank, &contexts[i]);

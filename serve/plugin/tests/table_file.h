@@ -22,9 +22,7 @@ inline void append(Bytes* bytes, std::uint64_t value, int size) {
 }
 
 inline Bytes sealed(Bytes bytes) {
-  std::uint64_t digest = dynamiccl::kFnvOffset;
-  for (const std::uint8_t byte : bytes) digest = (digest ^ byte) * dynamiccl::kFnvPrime;
-  append(&bytes, digest, 8);
+  append(&bytes, dynamiccl::fnv1a(bytes.data(), bytes.size()), 8);
   return bytes;
 }
 

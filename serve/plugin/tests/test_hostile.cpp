@@ -129,7 +129,6 @@ bool untouched(const Call& before, const Call& after) {
 }
 
 void strange_arguments() {
-  const Library& library = *g_library;
   std::vector<Call> strange;
   for (const int number : {-1, 5, 8, 1 << 30}) strange.emplace_back().collective = number;
   for (const std::size_t size :
@@ -145,37 +144,36 @@ void strange_arguments() {
   strange.back().costs.assign(24, 10.0F);
   g_artifact->write(1, 8, table_of(1, 8, {kRing, kLL, 8, 1, 0}, kAllReduce, 40, 60));
   for (const int version : {4, 5, 6}) {
-    void* context = library.init(version, 8, 1);
-    CHECK(!untouched(Call(), library.ask(version, context, Call())));
-    CHECK(untouched(Call(), library.ask(version, nullptr, Call())));
-    for (const Call& call : strange) CHECK(untouched(call, library.ask(version, context, call)));
-    CHECK(library.finalize(version, context) == ncclSuccess);
-    CHECK(library.finalize(version, nullptr) == ncclSuccess);
+    void* context = g_library->init(version, 8, 1);
+    CHECK(!untouched(Call(), g_library->ask(version, context, Call())));
+    CHECK(untouched(Call(), g_library->ask(version, nullptr, Call())));
+    for (const Call& call : strange) CHECK(untouched(call, g_library->ask(version, context, call)));
+    CHECK(g_library->finalize(version, context) == ncclSuccess);
+    CHECK(g_library->finalize(version, nullptr) == ncclSuccess);
   }
   // Of an algorithm that this NCCL has not, the cells are not the cost table's.
   Call call;
   call.collective = kAllGather;
   call.num_algorithms = 6;
   g_artifact->write(1, 8, table_of(1, 8, {kPAT, kSimple, 8, 1, 0}, kAllGather));
-  void* context = library.init(4, 8, 1);
-  CHECK(untouched(call, library.ask(4, context, call)));
-  library.finalize(4, context);
+  void* context = g_library->init(4, 8, 1);
+  CHECK(untouched(call, g_library->ask(4, context, call)));
+  g_library->finalize(4, context);
 }
 
 void null_pointers() {
-  const Library& library = *g_library;
-  void* context = library.init(6, 8, 1);
+  void* context = g_library->init(6, 8, 1);
   int number = 0;
   float costs[21] = {};
   auto* table = reinterpret_cast<float**>(costs);
-  const auto* v4 = library.at<ncclTuner_v4_t>(4);
-  const auto* v6 = library.at<ncclTuner_v6_t>(6);
+  const auto* v4 = g_library->at<ncclTuner_v4_t>(4);
+  const auto* v6 = g_library->at<ncclTuner_v6_t>(6);
   CHECK(v6->getCollInfo(context, 4, 1 << 20, 1, nullptr, 7, 3, 0, &number) == ncclSuccess);
   CHECK(v6->getCollInfo(context, 4, 1 << 20, 1, table, 7, 3, 0, nullptr) == ncclSuccess);
   CHECK(v4->init(8, 1, keep_line, nullptr) == ncclSuccess);
   CHECK(v6->init(nullptr, 7, 8, 1, keep_line, nullptr, nullptr) == ncclSuccess);
   CHECK(number == 0);
-  library.finalize(6, context);
+  g_library->finalize(6, context);
 }
 
 /// A shrunk communicator's id is known by its parent's: as NCCL 2.30.7's own bitops.h gives it, for

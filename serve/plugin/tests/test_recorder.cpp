@@ -1,5 +1,5 @@
-// The recorder under threads, wrong handles, a fork, and a tuner that hooks into it. Links the
-// plugin's own objects; what it records of NCCL's events is in tests/collect/calls.
+// The recorder under threads, wrong handles, a fork, and tuners that hook into it. It is made of
+// the adaptive library's own parts; what it records of NCCL's events is in tests/collect/calls.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "profiler/profiler.h"
+#include "adaptive/exports.cpp"
 #include "tests/check.h"
 
 extern "C" const ncclProfiler_v5_t ncclProfiler_v5;
@@ -144,6 +144,46 @@ void wrong_handles_and_a_fork() {
   CHECK(entries(50, 50).size() == 1);
 }
 
+/// Profilers are used again, and NCCL ends either of a communicator's two plugins first, while its
+/// proxy thread still reports: no hook runs in a tuner that is gone, nor in another communicator's.
+void tuners_come_and_go() {
+  constexpr std::uint64_t kFirst = 10'000, kEach = 150, kCalls = 10;
+  const auto play_rank = [](std::uint64_t first) {
+    Switching* before = nullptr;  // whose profiler is used again
+    for (std::uint64_t id = first; id < first + kEach; ++id) {
+      Profiler* profiler = create(id);
+      const Communicator communicator = {2, 1, nullptr, nullptr, id};
+      call(profiler, 0);  // before it has a tuner
+      auto* tuner = new (std::malloc(sizeof(Switching))) Switching({communicator}, profiler);
+      if (before != nullptr) before->retire();
+      std::vector<void*> colls;
+      for (std::uint64_t i = 1; i <= kCalls; ++i) colls.push_back(call(profiler, i));
+      std::thread proxy([profiler, &colls] {
+        for (const int channel : {0, 1}) {
+          for (void* coll : colls) run_kernel(profiler, coll, channel, 1000);
+        }
+      });
+      before = id % 2 == 0 ? nullptr : tuner;
+      if (before == nullptr) {
+        tuner->retire();
+        call(profiler, kCalls + 1);
+      }
+      proxy.join();
+      ncclProfiler_v5.finalize(profiler);
+    }
+    before->retire();
+  };
+  std::thread other(play_rank, kFirst + kEach);
+  play_rank(kFirst);
+  other.join();
+  const std::vector<Entry> kept = entries(kFirst, kFirst + 2 * kEach - 1);
+  CHECK(kept.size() == 2 * kEach * (kCalls + 1) + kEach);
+  CHECK(std::all_of(kept.begin(), kept.end(), [](const Entry& entry) {
+    const bool has_tuner = entry.sequence >= 1 && entry.sequence <= kCalls;
+    return (entry.flags & kFlagProbe) == (has_tuner ? kFlagProbe : 0);
+  }));
+}
+
 /// What the adaptive tuner is told and hooks into.
 void what_the_tuner_uses() {
   setenv("DYNAMICCL_SAMPLE_PERCENT", "1", 1);
@@ -186,6 +226,7 @@ int main(int, char** arguments) {
   many_threads();
   too_many_for_the_writer();
   wrong_handles_and_a_fork();
+  tuners_come_and_go();
   what_the_tuner_uses();
   return g_failures;
 }

@@ -1,15 +1,9 @@
 // When sweep mode's report is written to its file's server, and a finalize beside a call. What it
 // plays is in tests/serve/test_sweep.py.
-#include <dlfcn.h>
 #include <time.h>
 
-#include <atomic>
-#include <chrono>
-#include <thread>
-
-#include "file.h"
-#include "nccl/tuner_abi.h"
 #include "tests/check.h"
+#include "tests/library.h"
 #include "tests/table_file.h"
 
 using namespace dynamiccl;
@@ -40,9 +34,7 @@ constexpr int kCallsPerHalf = 4;
 
 /// Eight ranks, one size, two halves, four blocks of one config: Ring/LL128 with 8 channels.
 struct Sweep {
-  Sweep(const char* library, const std::string& folder)
-      : tuner(static_cast<const ncclTuner_v6_t*>(
-            dlsym(dlopen(library, RTLD_NOW | RTLD_LOCAL), "ncclTunerPlugin_v6"))) {
+  Sweep(const char* path, const std::string& folder) : library(path, 1) {
     Bytes bytes(kScheduleMagic, kScheduleMagic + 8);
     for (const int value : {1, 1, 8, 4, 2, kCallsPerHalf, 0, 1, 4, 1}) append(&bytes, value, 4);
     append(&bytes, kSizeBytes, 8);
@@ -59,21 +51,17 @@ struct Sweep {
     setenv("DYNAMICCL_SCHEDULE", (folder + "/schedule").c_str(), 1);
     setenv("DYNAMICCL_SCHEDULE_HASH", hash, 1);
     setenv("DYNAMICCL_SWEEP_REPORT", (folder + "/report").c_str(), 1);
-    tuner->init(&context, 1, 8, 1, nullptr, nullptr, nullptr);
+    context = library.init(6, 8, 1, nullptr);
     CHECK(context != nullptr);
   }
 
   /// One call, which gets the config.
   void call() const {
-    float costs[21];
-    for (float& cost : costs) cost = 10.0F;
-    int channels = 0;
-    tuner->getCollInfo(context, 4, kSizeBytes, 1, reinterpret_cast<float**>(costs), 7, 3, 0,
-                       &channels);
-    CHECK(channels == 8 && costs[4] == 0.0F);
+    const Call call = library.ask(6, context, {kAllReduce, kSizeBytes});
+    CHECK(call.num_channels == 8 && call.costs[4] == 0.0F);
   }
 
-  const ncclTuner_v6_t* tuner;
+  const Library library;
   void* context = nullptr;
 };
 
@@ -88,7 +76,7 @@ void only_untimed_calls_sync(const char* library, const std::string& folder) {
       CHECK(g_syncs == (has_time_passed ? i % kCallsPerHalf == 0 : i == 0));
     }
     g_syncs = 0;
-    sweep.tuner->finalize(sweep.context);
+    sweep.library.finalize(6, sweep.context);
     CHECK(g_syncs == 1);
   }
 }
@@ -103,7 +91,7 @@ void finalize_waits_for_the_call(const char* library, const std::string& folder)
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     g_holds = false;
   });
-  sweep.tuner->finalize(sweep.context);
+  sweep.library.finalize(6, sweep.context);
   CHECK(!g_holds);
   caller.join();
   file_server.join();

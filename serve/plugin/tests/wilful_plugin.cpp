@@ -107,5 +107,5 @@ EXPORT const ncclTuner_v3_t ncclTunerPlugin_v3 = {"Wilful", init<3>, ask_v3, fin
 EXPORT const ncclTuner_v4_t ncclTunerPlugin_v4 = {"Wilful", init<4>, ask, finalize};
 #endif
 #if WILFUL_NEWEST >= 6
-EXPORT const ncclTuner_v6_t ncclTunerPlugin_v6 = {"Wilful", init_v6, ask, finalize, chunk};
+EXPORT const ncclTuner_v6_t ncclTunerPlugin_v6 = {{"Wilful", init_v6, ask, finalize}, chunk};
 #endif

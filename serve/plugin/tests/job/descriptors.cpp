@@ -8,8 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-extern "C" __attribute__((visibility("default"))) int socket(int domain, int type, int protocol);
-int socket(int domain, int type, int protocol) {
+extern "C" __attribute__((visibility("default"))) int socket(int domain, int type, int protocol) {
   const long descriptor = syscall(SYS_socket, domain, type, protocol);
   if (descriptor >= 0 && (fcntl(static_cast<int>(descriptor), F_GETFD) & FD_CLOEXEC) == 0) {
     std::fprintf(stderr, "socket made descriptor %ld without CLOEXEC\n", descriptor);
