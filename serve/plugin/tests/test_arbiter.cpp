@@ -314,5 +314,5 @@ int main(int, char** argv) {
   check_forked_child();
   check_another_arbiter();
   check_end();
-  return g_failures;
+  return g_failures != 0;
 }

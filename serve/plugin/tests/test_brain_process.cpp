@@ -169,7 +169,7 @@ void does_not_end() {
     CHECK(monotonic_ms() - from_ms < 10'000);
     CHECK(write(told[1], &pid, 1) == 1 && read(traced[0], &pid, 1) == 1);
     CHECK(std::stoi(why_not(&brain)) > 0);
-    _exit(g_failures);
+    _exit(g_failures != 0);
   }
   close(told[1]);  // else a read would wait for ever, should the worker end early
   pid_t pid = 0;
@@ -244,5 +244,5 @@ int main() {
                      died_while_idle, does_not_end, leaves_nothing, forgotten_question}) {
     test();
   }
-  return g_failures;
+  return g_failures != 0;
 }

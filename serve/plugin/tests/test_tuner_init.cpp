@@ -225,5 +225,5 @@ int main(int, char** arguments) {
     waitpid(child, &status, 0);
     CHECK(status == 0);
   }
-  return g_failures;
+  return g_failures != 0;
 }
