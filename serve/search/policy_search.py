@@ -4,8 +4,7 @@ The incumbent runs until its level and scatter are known. Then that candidate is
 one more call is *worth* most for its expected cost (the knowledge gradient of Frazier, Powell and
 Dayanik 2008), over as many calls as there were already: a task that is called more is searched
 further, and little is repeated where noise would hide the answer. What probes have cost stays below
-_BUDGET of all time in every prefix of the calls; a dear one waits. Where nothing is worth a call
-the incumbent stays until an alarm.
+_BUDGET of all time in every prefix of the calls; a dear one waits.
 
 What is **believed**: r(a) = log(time of a / time of NCCL's own choice), by `dynamiccl/belief.py` at
 the task's size. What a policy of the *same system* predicts may be added, as one observation of all
