@@ -274,9 +274,10 @@ class _Search(Task):
         if not due.any():
             self._wait_until(int(cools[wanted].min()))
             return
-        payable = due & (self.spent + cost <= self._allowed(self.calls))
+        allowed = _BUDGET * (self.calls + _LENT_CALLS)
+        payable = due & (self.spent + cost <= allowed)
         if not payable.any():
-            missing = self.spent + float(cost[due].min()) - self._allowed(self.calls)
+            missing = self.spent + float(cost[due].min()) - allowed
             self._wait_until(self.calls + math.ceil(missing / _BUDGET))
             return
         score = np.where(payable, worth / (cost + _CHEAP), -1.0)
@@ -336,9 +337,6 @@ class _Search(Task):
                 found |= set(self.space.neighbours(peak))
         # A config identical to NCCL's own choice is tried as that.
         return np.array(sorted(found - {self.incumbent} - self._same), dtype=np.int64)
-
-    def _allowed(self, calls: int) -> float:
-        return _BUDGET * (calls + _LENT_CALLS)
 
     def _wait_until(self, calls: int) -> None:
         self._plan_at = max(calls, self.calls + 1)
