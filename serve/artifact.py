@@ -22,7 +22,6 @@ SHA-256 stands for the whole artifact when ranks compare theirs.
 
 import hashlib
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -83,7 +82,7 @@ class PluginIndex:
                 (support.system, Collective.parse(name)): round(band * 1e6)
                 for support in supports
                 for name, band in support.noise_bands.items()
-                if math.isfinite(band) and 0 <= band * 1e6 <= MAX_NOISE_PPM
+                if 0 <= band * 1e6 <= MAX_NOISE_PPM  # not NaN
             },
             {key: file_sha256(directory / relative_path(*key)) for key in shapes},
         )
@@ -160,23 +159,20 @@ class PluginIndex:
 
 def known_machines(supports: Sequence[Support]) -> dict[str, str]:
     """Fingerprint -> system, of machines on which each of its tables was measured."""
-    of_system: dict[str, set[str]] = {}
-    for support in supports:
-        found = set(support.fingerprints)
-        of_system[support.system] = of_system.get(support.system, found) & found
-    systems_of: dict[str, list[str]] = {}
-    for system, fingerprints in of_system.items():
-        for fingerprint in fingerprints:
-            systems_of.setdefault(fingerprint, []).append(system)
-    for fingerprint, systems in systems_of.items():
-        if len(systems) > 1:
+    known = {}
+    for fingerprint in sorted({each for support in supports for each in support.fingerprints}):
+        others = {s.system for s in supports if fingerprint not in s.fingerprints}
+        systems = sorted({s.system for s in supports} - others)
+        if len(systems) == 1:
+            known[fingerprint] = systems[0]
+        elif systems:
             _log.warning(
                 "systems %s are the same kind of machine, so jobs there will abstain; choose one "
                 "with 'dynamiccl-deploy bind ARTIFACT --system NAME --fingerprint \"%s\"'",
-                ", ".join(sorted(systems)),
+                ", ".join(systems),
                 fingerprint,
             )
-    return {name: systems[0] for name, systems in systems_of.items() if len(systems) == 1}
+    return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +228,7 @@ class Artifact:
             why = channels_unread(self.manifest) or why
             found.append(("its tables act at no size: every job keeps NCCL's own choice", why))
         for name in self.index.system_names:
-            found += acts_nowhere(self.directory, name, self.index)
+            found += acts_nowhere(self.directory, name)
         return found
 
     def pick(
@@ -285,11 +281,9 @@ def how_to_bind(artifact_dir: Path, system: str = "NAME") -> str:
     )
 
 
-def acts_nowhere(
-    artifact_dir: Path, system: str, index: PluginIndex | None = None
-) -> list[tuple[str, str]]:
+def acts_nowhere(artifact_dir: Path, system: str) -> list[tuple[str, str]]:
     """What is so, and what to do, where no machine is bound to a system."""
-    if (index or PluginIndex.read(artifact_dir)).machines_of(system):
+    if PluginIndex.read(artifact_dir).machines_of(system):
         return []
     advice = f"on a node like those of the data: {how_to_bind(artifact_dir, system)}"
     return [(f"no machine is bound to {system}: its tables act nowhere", advice)]

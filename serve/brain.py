@@ -206,7 +206,6 @@ class TunerBrain:
         else:
             self._tuner = autoccl.AutoCcl(self._spaces.__getitem__, repeats=MIN_CALLS)
         self._table: DecisionTable | None = None
-        self._q: npt.NDArray[np.float32] | None = None
 
     def decide(self, config: BrainConfig, history: History) -> DecisionTable | None:
         """The table with requested configs; raises UnknownName for a shape without a table."""
@@ -237,6 +236,9 @@ class TunerBrain:
         bins = range(table.first_bin, table.first_bin + table.num_bins)
         #: Which may be played, [collective][bin][action].
         self._mask = np.stack([allowed(manifest, self._support, c, bins) for c in TUNED])
+        if self._is_ours:
+            asked = cold_questions(manifest, self._support)
+            self._q = self._policy.values(Observations.cold(asked.context), asked.mask)
         its_bins = table.first_bin, table.num_bins
         if found and found != table and (found.first_bin, found.num_bins) == its_bins:
             return found
@@ -288,9 +290,6 @@ class TunerBrain:
     def _prior(self, key: autoccl.Key) -> Prior:
         assert self._table is not None
         assert isinstance(key, tuple)
-        if self._q is None:
-            asked = cold_questions(self._artifact.manifest, self._support)
-            self._q = self._policy.values(Observations.cold(asked.context), asked.mask)
         collective, index = key
         q = self._q[collective * self._table.num_bins + index - self._table.first_bin]
         return Prior.of_policy(self._spaces[key], bin_center_bytes(index), predicted(q))

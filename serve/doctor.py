@@ -1,7 +1,6 @@
 """`dynamiccl-deploy doctor`: whether NCCL loads the plugin here, and whether it acts (read-only).
 
-Machines that are alike print alike, so before a job this shows what only some have:
-`srun dynamiccl-deploy doctor ARTIFACT | sort | uniq -c`. Its ranks compare the same values.
+Machines that are alike print alike; a job's ranks compare the same values.
 """
 
 import json

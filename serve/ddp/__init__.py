@@ -6,10 +6,9 @@ model.register_comm_hook(state, netsense_hook)
 A step launches the agreement, then one exchange a bucket as DDP calls the hook, in the same order
 on all ranks; no callback launches any, since gloo matches collectives by their order.
 
-The **agreement** is an all-reduce of nine numbers of the step before, their least over ranks; one
-whose largest counts travels negated. It is read before the next step's first bucket, so nobody
-waits. The last two are a mark of what a rank decides from, and its opposite: they differ where
-ranks have other settings.
+Of the agreement's nine numbers (docs/ddp-hook.md) one whose largest counts travels negated. The
+last two are a mark of what a rank decides from, and its opposite: they differ where ranks have
+other settings.
 """
 
 import math
@@ -319,11 +318,6 @@ class NetSense:
         self._last = Interval(self._step.decision)
         self._norm: torch.Tensor | None = None
         self._agreement: Agreement | None = None
-
-    @property
-    def decision(self) -> Decision:
-        """This step's decision, the same on all ranks."""
-        return self._step.decision
 
     def exchange(self, bucket: GradBucket) -> Result:
         """A bucket's mean gradient over ranks."""

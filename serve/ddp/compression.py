@@ -1,11 +1,8 @@
 """Algorithm 2 on one bucket: pruning, the k largest, 16-bit values.
 
-n values of a bucket, k of them sent, N ranks. At *shared* positions all ranks send the values of
-the same k, so that an all-reduce adds them up: an all-gather of each rank's *own* takes N / 2 times
-the bytes or more, and its k must be so much smaller. The positions of the next step travel beside
-the values: each rank proposes the k / N largest of what it owes in its share of the bucket (with
-one chooser for all: ScaleCom, Chen et al. 2020). Law, to rounding: sent + error feedback + pruned =
-gradient + feedback before.
+n values of a bucket, k of them sent, N ranks, at positions that are each rank's own or shared
+(docs/ddp-hook.md; with one chooser for all: ScaleCom, Chen et al. 2020). Law, to rounding: sent +
+error feedback + pruned = gradient + feedback before.
 
 `topk` of 11.5 M values takes 0.2-0.4 s of a CPU core. So a sample of 32,768 gives a threshold that
 slightly more than k exceed, and `topk` chooses among these. One call in forty needs a second, lower

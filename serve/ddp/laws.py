@@ -237,9 +237,8 @@ _TURNS: Final = (1.5, 1.5, 1.0, 1.0, 0.5, 0.5, 1.0, 1.0)
 class ModelLaw(Law):
     """The largest ratio whose predicted communication, L + bytes/B, fits the budget.
 
-    L and 1/B are fitted to sparse steps, the median slope between two: they have two collectives a
-    bucket, so L is above the agreement's. Methods get different shares of B, so each has an
-    efficiency: its B over that of sparse, measured when it is taken, _OPTIMISM before that.
+    1/B is the median slope between two sparse steps. Methods get different shares of B, so each has
+    an efficiency: its B over that of sparse, measured when it is taken, _OPTIMISM before that.
     """
 
     def __init__(self, settings: Settings, gradient: Gradient) -> None:

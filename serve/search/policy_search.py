@@ -4,8 +4,7 @@ The incumbent runs until its level and scatter are known. Then that candidate is
 one more call is *worth* most for its expected cost (the knowledge gradient of Frazier, Powell and
 Dayanik 2008), over as many calls as there were already: a task that is called more is searched
 further, and little is repeated where noise would hide the answer. What probes have cost stays below
-_BUDGET of all time in every prefix of the calls; a dear one waits. Where nothing is worth a call
-the incumbent stays until an alarm.
+_BUDGET of all time in every prefix of the calls; a dear one waits.
 
 What is **believed**: r(a) = log(time of a / time of NCCL's own choice), by `dynamiccl/belief.py` at
 the task's size. What a policy of the *same system* predicts may be added, as one observation of all
@@ -275,9 +274,10 @@ class _Search(Task):
         if not due.any():
             self._wait_until(int(cools[wanted].min()))
             return
-        payable = due & (self.spent + cost <= self._allowed(self.calls))
+        allowed = _BUDGET * (self.calls + _LENT_CALLS)
+        payable = due & (self.spent + cost <= allowed)
         if not payable.any():
-            missing = self.spent + float(cost[due].min()) - self._allowed(self.calls)
+            missing = self.spent + float(cost[due].min()) - allowed
             self._wait_until(self.calls + math.ceil(missing / _BUDGET))
             return
         score = np.where(payable, worth / (cost + _CHEAP), -1.0)
@@ -337,9 +337,6 @@ class _Search(Task):
                 found |= set(self.space.neighbours(peak))
         # A config identical to NCCL's own choice is tried as that.
         return np.array(sorted(found - {self.incumbent} - self._same), dtype=np.int64)
-
-    def _allowed(self, calls: int) -> float:
-        return _BUDGET * (calls + _LENT_CALLS)
 
     def _wait_until(self, calls: int) -> None:
         self._plan_at = max(calls, self.calls + 1)

@@ -269,7 +269,7 @@ def disagreeing_clocks(rank: int, plan: tuple[Mode, int]) -> tuple[list[Any], to
         optimizer.zero_grad()
         step_of(model, rank, step % 50)
         optimizer.step()
-        decision = state.decision
+        decision = state._step.decision
         seen.append((decision.method, decision.ratio, decision.quantised, decision.count(1056)))
     return seen, weights(model)
 
