@@ -4,9 +4,7 @@ import copy
 import itertools
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +23,11 @@ from dynamiccl.evaluate.gate import Gated, pass_gate
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.simulator import systems
 from dynamiccl.train.data import TrainingData, load_data
+from dynamiccl.train.environment import Place
 from dynamiccl.train.fit import fit, resume
 from dynamiccl.train.loop import read_state
 from dynamiccl.train.networks import StatefulTrunk
-from dynamiccl.train.online import Pilot, Place, a3c, make_loop, network_of, orders_of
+from dynamiccl.train.online import Pilot, a3c, make_loop, network_of, orders_of
 from dynamiccl.train.online.a3c import ActorCritic, ActorLearners, Player, Trajectory
 from dynamiccl.train.online.impala import local_actors
 from dynamiccl.train.policy import StatefulPolicyModule, TorchPolicy
@@ -250,15 +249,11 @@ EVERY = 5
 PROBING = replace(LSTM, probe_every=(EVERY,), episode_rounds=30)
 
 
-def trajectory(
-    loaded: TrainingData, recipe: Recipe = LSTM
-) -> tuple[ActorCritic, Trajectory, Callable[..., float]]:
-    """A network, one trajectory that was played under its weights, and what learns from one."""
+def trajectory(loaded: TrainingData, recipe: Recipe = LSTM) -> tuple[ActorCritic, Trajectory]:
+    """A network, and one trajectory that was played under its weights."""
     torch.manual_seed(0)
     network = small_network(loaded, recipe)
-    optimizer = a3c.SharedRmsProp(list(network.parameters()))
-    played = small_player(loaded, recipe).play(network)
-    return network, played, partial(a3c.learn, network=network, optimizer=optimizer, recipe=recipe)
+    return network, small_player(loaded, recipe).play(network)
 
 
 def test_targets_are_the_papers_sum_of_clipped_products() -> None:
@@ -303,7 +298,8 @@ def test_a_trajectory_has_its_first_state_and_what_was_likely(loaded: TrainingDa
 
 
 def test_the_learner_moves_towards_what_earned_more_than_expected(loaded: TrainingData) -> None:
-    network, played, teach = trajectory(loaded)
+    network, played = trajectory(loaded)
+    optimizer = a3c.SharedRmsProp(list(network.parameters()))
 
     def likely() -> torch.Tensor:
         with torch.no_grad():
@@ -316,7 +312,7 @@ def test_the_learner_moves_towards_what_earned_more_than_expected(loaded: Traini
         _, value, _ = network(played.seen, played.state)
     better = played.reward * 0.0 + 5.0 + float(value.max())
     for number in range(1, 4):
-        teach(replace(played, reward=better), number=number)
+        a3c.learn(replace(played, reward=better), network, optimizer, LSTM, number)
     assert float((likely() - before).mean()) > 0.0
 
 
@@ -401,17 +397,20 @@ def test_the_exported_policy_probes_as_the_player_does(loaded: TrainingData) -> 
 
 
 def test_a_probe_teaches_the_critic_and_not_the_actor(loaded: TrainingData) -> None:
-    network, played, teach = trajectory(loaded, replace(PROBING, entropy_start=0, entropy_end=0))
+    recipe = replace(PROBING, entropy_start=0.0, entropy_end=0.0)
+    network, played = trajectory(loaded, recipe)
+    optimizer = a3c.SharedRmsProp(list(network.parameters()))
     before = {name: each.clone() for name, each in network.named_parameters()}
 
     def moved(part: str) -> bool:
         now = network.named_parameters()
         return any(n.startswith(part) and not torch.equal(before[n], each) for n, each in now)
 
-    teach(replace(played, is_probe=torch.ones_like(played.is_probe)), number=1)
+    probes = replace(played, is_probe=torch.ones_like(played.is_probe))
+    a3c.learn(probes, network, optimizer, recipe, 1)
     assert moved("critic.")
     assert not moved("actor.head.")
-    teach(played, number=2)
+    a3c.learn(played, network, optimizer, recipe, 2)
     assert moved("actor.head.")
 
 
