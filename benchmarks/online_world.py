@@ -154,7 +154,7 @@ class RoundEnv(DecisionEnv):
         level, skew = np.full(len(key), float(history.UNKNOWN)), np.zeros(len(key))
         config = [world.algorithm[key, ran], world.protocol[key, ran], world.num_channels[key, ran]]
         calls = history.CallColumns(*[sizes, measured.ravel(), *config, level, skew])
-        self.calls._rings.add(np.arange(len(key)), calls)
+        self.calls._windows.add(np.arange(len(key)), calls)
         self._slow = {on: link.send(np.full(self.num_envs, AGREEMENT_US))
                       for on, link in self._links}  # fmt: skip
         cost = took / reference + self.setting.price * channels

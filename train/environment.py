@@ -54,7 +54,6 @@ Float64Array = npt.NDArray[np.float64]
 AGREEMENT_US: Final = 28_000.0
 #: No decision in time: the last one stays in force.
 LATE: Final = -1
-_SLOTS: Final = np.arange(WINDOW_LENGTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,27 +156,23 @@ def delay_calls(world: World, latency_us: float = AGREEMENT_US) -> int:
     return math.ceil(latency_us / float(world.nominal_us.mean()))
 
 
-class _CallRings:
-    """The latest K calls of R rings, one for each (job, task key)."""
+class _Windows:
+    """The latest K calls of R streams, one for each (job, task key); right-aligned."""
 
-    def __init__(self, num_rings: int) -> None:
-        self._calls = CallColumns.empty(num_rings * WINDOW_LENGTH)
-        self._count = np.zeros(num_rings, dtype=np.int64)
+    def __init__(self, num_streams: int) -> None:
+        self._calls = CallColumns.empty((num_streams, WINDOW_LENGTH))
+        self._valid = np.zeros((num_streams, WINDOW_LENGTH), dtype=np.bool_)
 
-    def add(self, ring: npt.NDArray[np.int64], calls: CallColumns) -> None:
-        """Add one call to each of N different rings (N,)."""
-        place = ring * WINDOW_LENGTH + self._count[ring] % WINDOW_LENGTH
-        for name in CallColumns.__slots__:
-            kept: npt.NDArray[Any] = getattr(self._calls, name)
-            kept[place] = getattr(calls, name)
-        self._count[ring] += 1
+    def add(self, stream: Int64Array, calls: CallColumns) -> None:
+        """Add one call to each of N different streams (N,)."""
+        pairs = [(getattr(self._calls, n), getattr(calls, n)) for n in CallColumns.__slots__]
+        for kept, latest in [*pairs, (self._valid, True)]:
+            kept[stream, :-1] = kept[stream, 1:]
+            kept[stream, -1] = latest
 
-    def observe(self, ring: npt.NDArray[np.int64]) -> tuple[Float32Array, Float32Array]:
-        """Windows (N, K, W) and history features (N, H) of rings (N,)."""
-        count = self._count[ring][:, None]
-        index = ring[:, None] * WINDOW_LENGTH + (count + _SLOTS) % WINDOW_LENGTH
-        valid = WINDOW_LENGTH - count <= _SLOTS
-        return history_features(self._calls.take(index), valid)
+    def observe(self, stream: Int64Array) -> tuple[Float32Array, Float32Array]:
+        """Windows (N, K, W) and history features (N, H) of streams (N,)."""
+        return history_features(self._calls.take(stream), self._valid[stream])
 
 
 class JobCalls:
@@ -210,7 +205,7 @@ class JobCalls:
         if seed is not None:
             self._random = np.random.default_rng(seed)
         self.jobs = self.world.jobs(self.num_envs, int(self._random.integers(1 << 62)))
-        self._rings = _CallRings(self.num_envs * self._num_keys)
+        self._windows = _Windows(self.num_envs * self._num_keys)
         shape = (self.num_envs, self._num_keys)
         self._in_force = np.full(shape, ABSTAIN_ACTION, dtype=np.int64)
         #: Pending keys (N,) and actions (N,), oldest first.
@@ -254,12 +249,12 @@ class JobCalls:
                 interference=self.level,
                 skew_us=ran.skew_us,
             )
-            self._rings.add(ring, calls)
+            self._windows.add(ring, calls)
         return ran
 
     def look(self, job: Int64Array, key: Int64Array) -> dict[str, Any]:
         """Observations of task keys (M,) of jobs (M,): `window`, `context` and `mask`."""
-        window, history = self._rings.observe(job * self._num_keys + key)
+        window, history = self._windows.observe(job * self._num_keys + key)
         context = self.tables.context[key]
         context[:, HISTORY_SLICE] = history
         return {"window": window, "context": context, "mask": self.tables.mask[key]}
