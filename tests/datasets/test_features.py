@@ -254,6 +254,5 @@ def test_the_stream_and_the_features_of_a_policy_say_the_same() -> None:
             assert value is not None
             assert values[name] == pytest.approx(np.log2(value), abs=1e-5)
         assert sense.bdp_bytes is not None
-        assert values["inflight_over_bdp"] == pytest.approx(
-            min(8.0, size_bytes / sense.bdp_bytes), rel=1e-5
-        )
+        inflight = min(8.0, size_bytes / sense.bdp_bytes)
+        assert values["inflight_over_bdp"] == pytest.approx(inflight, rel=1e-5)

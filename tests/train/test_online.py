@@ -218,7 +218,7 @@ def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:
     assert gains.sum() == 2
     differs = torch.from_numpy(gains).repeat(env.num_envs)
     optimizer = a3c.SharedRmsProp(list(network.parameters()))
-    own, numbers = copy.deepcopy(network), itertools.count(1)
+    own, count = copy.deepcopy(network), itertools.count(1).__next__
 
     def probability_of_best() -> float:
         with torch.no_grad():
@@ -226,9 +226,7 @@ def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:
         return float(log[0].exp().gather(1, best.unsqueeze(1))[differs].mean())
 
     assert probability_of_best() < 0.5
-    updates = [
-        a3c.update(player, network, own, optimizer, lambda: next(numbers)) for _ in range(40)
-    ]
+    updates = [a3c.update(player, network, own, optimizer, count) for _ in range(40)]
     assert probability_of_best() > 0.8
     assert np.mean([speedup for _, speedup, _ in updates[-5:]]) > 1.1
 
@@ -268,9 +266,8 @@ def test_targets_are_the_papers_sum_of_clipped_products() -> None:
         value[s] + sum(gamma ** (t - s) * c[s:t].prod() * delta[t] for t in range(s, rounds))
         for s in range(rounds)
     ]
-    log_ratio, earned, values = (
-        torch.from_numpy(each)[:, None] for each in (np.log(ratio), reward, value)
-    )
+    columns = (np.log(ratio), reward, value)
+    log_ratio, earned, values = (torch.from_numpy(each)[:, None] for each in columns)
     found, advantage = a3c.vtrace(log_ratio, earned, values, gamma, **most)
     assert found[:, 0].numpy() == pytest.approx(np.array(expected))
     after = np.append(expected[1:], value[-1])
