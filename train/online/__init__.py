@@ -137,6 +137,5 @@ def orders_of(data: TrainingData, recipe: Recipe, seed: int) -> list[ActorSettin
                 "places by the systems that were measured"
             )
         tables = Tables.of(world, data.profiles, data.training.noise, data.costs)
-        order = ActorSettings(place.text, tables, world, recipe, seed * 1000 + index)
-        orders.append(order)
+        orders.append(ActorSettings(place.text, tables, world, recipe, seed * 1000 + index))
     return orders
