@@ -29,9 +29,9 @@ from dynamiccl.datasets.schema import DEFAULT_PROFILE
 from dynamiccl.nccl import ABSTAIN, Algorithm, Config, Protocol
 from dynamiccl.simulator.record_jobs import all_configs
 from dynamiccl.simulator.world import World
+from dynamiccl.train import environment
 from dynamiccl.train.environment import AGREEMENT_US, LATE, DecisionEnv, Rounds, Tables, Variation
 from dynamiccl.train.networks import Imitator, StatefulTrunk, Trunk
-from dynamiccl.train.online import Place
 from dynamiccl.train.online.a3c import ActorCritic, Player, SharedRmsProp, update
 from dynamiccl.train.recipe import Recipe, make_recipe
 
@@ -69,7 +69,7 @@ class Setting:
 @cache
 def world_of(setting: Setting) -> tuple[World, Tables]:
     """The simulated world, and what is seen of it cold."""
-    place = Place.parse(setting.place)
+    place = environment.Place.parse(setting.place)
     rings = tuple(Config(Algorithm.Ring, Protocol.Simple, count) for count in setting.ladder)
     configs = (ABSTAIN, *rings) if rings else all_configs(place.system, place.workload)
     scenario, links = place.scenario, list[Any]()
@@ -154,7 +154,7 @@ class RoundEnv(DecisionEnv):
         level, skew = np.full(len(key), float(history.UNKNOWN)), np.zeros(len(key))
         config = [world.algorithm[key, ran], world.protocol[key, ran], world.num_channels[key, ran]]
         calls = history.CallColumns(*[sizes, measured.ravel(), *config, level, skew])
-        self.calls._rings.add(np.arange(len(key)), calls)
+        self.calls._windows.add(np.arange(len(key)), calls)
         self._slow = {on: link.send(np.full(self.num_envs, AGREEMENT_US))
                       for on, link in self._links}  # fmt: skip
         cost = took / reference + self.setting.price * channels

@@ -89,9 +89,9 @@ class CallColumns:
         return cls(*columns)
 
     @classmethod
-    def empty(cls, count: int) -> Self:
-        """So many calls of which nothing is true yet."""
-        return cls(*(np.ones(count, dtype=kind) for kind in _CALL_TYPES))
+    def empty(cls, shape: tuple[int, ...]) -> Self:
+        """Calls of which nothing is true yet."""
+        return cls(*(np.ones(shape, dtype=kind) for kind in _CALL_TYPES))
 
 
 def ebb_gbytes_per_s(size_bytes: Any, time_us: Any) -> Any:
@@ -327,12 +327,10 @@ class Windowed:
 class NetworkSense:
     """EBB, BtlBw, RTprop and BDP of a sequence of transfers; None before the first."""
 
-    def __init__(
-        self, btlbw_window: int = BTLBW_WINDOW, rtprop_window: int = RTPROP_WINDOW
-    ) -> None:
+    def __init__(self) -> None:
         self.ebb_gbytes_per_s: float | None = None
-        self.btlbw = Windowed(max, btlbw_window)
-        self.rtprop = Windowed(min, rtprop_window)
+        self.btlbw = Windowed(max, BTLBW_WINDOW)
+        self.rtprop = Windowed(min, RTPROP_WINDOW)
 
     def add(self, size_bytes: float, time_us: float) -> None:
         """Add a transfer; `time_us` > 0."""

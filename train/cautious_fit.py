@@ -350,11 +350,9 @@ def _difference(tables: Sequence[ShapeTable], *, by_cost: bool) -> float:
             break
         of_rest = Tables(rest, differences=(float(by_cost), float(not by_cost)), elsewhere=0.0)
         of_rest.least_shapes = min(LEAST_SHAPES, len(rest))
-        gain, _, near = _asked(of_rest, table)
+        gain, _, known = _asked(of_rest, table)
         place = torch.tensor([table.shape], dtype=torch.float64)
         left = float(of_rest.weights(place)[1][0])
-        known = near & table.is_near
-        known[:, ABSTAIN_ACTION] = False
         found.append(np.abs(gain - table.gain)[known] / np.sqrt(max(left, _LEAST_LEFT)))
     each = np.concatenate(found)
     # A median: few configs differ by far more, and caution is calibrated with them.
@@ -362,11 +360,14 @@ def _difference(tables: Sequence[ShapeTable], *, by_cost: bool) -> float:
 
 
 def _asked(tables: Tables, table: ShapeTable) -> tuple[Floats, Floats, Bools]:
+    """(L, A) gains and spreads of a shape by those of others, and of which configs all know."""
     place = np.column_stack([table.log2_sizes, np.tile(table.shape, (len(table.log2_sizes), 1))])
     with torch.no_grad():
         told = tables(torch.from_numpy(place), torch.from_numpy(table.relative_cost))
     gain, spread, near, _ = (each.numpy() for each in told)
-    return gain, spread, near
+    known = near & table.is_near
+    known[:, ABSTAIN_ACTION] = False
+    return gain, spread, known
 
 
 def _left_out_shapes(tables: Sequence[ShapeTable]) -> Calibration:
@@ -374,9 +375,7 @@ def _left_out_shapes(tables: Sequence[ShapeTable]) -> Calibration:
     parts = [Calibration.joined([])]
     for number, table in enumerate(tables if len(tables) > LEAST_SHAPES else []):
         of_rest = _tables([*tables[:number], *tables[number + 1 :]], elsewhere=0.0)
-        gain, spread, near = _asked(of_rest, table)
-        known = near & table.is_near
-        known[:, ABSTAIN_ACTION] = False
+        gain, spread, known = _asked(of_rest, table)
         rows = np.flatnonzero(known.any(axis=1))
         best = best_of(gain[rows], spread[rows], known[rows], _ELSEWHERE)
         at = rows, best

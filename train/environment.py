@@ -9,9 +9,11 @@ N jobs, K task keys (or calls in a window), W and F features, A actions, H decis
 
 import copy
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import gymnasium
@@ -31,13 +33,15 @@ from dynamiccl.datasets.history import (
 )
 from dynamiccl.datasets.questions import column_types
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
+from dynamiccl.datasets.splits import Split, with_split
 from dynamiccl.datasets.steps import reward, with_noise
+from dynamiccl.errors import UserError
 from dynamiccl.nccl import NUM_PROTOCOLS
 from dynamiccl.simulator.record_jobs import all_configs, check_workload
-from dynamiccl.simulator.scenario import MarkovLink, find_scenario
+from dynamiccl.simulator.scenario import MarkovLink, Scenario, find_scenario
 from dynamiccl.simulator.system import Group
-from dynamiccl.simulator.systems import find_system
-from dynamiccl.simulator.workloads import make_workload
+from dynamiccl.simulator.systems import System, find_system
+from dynamiccl.simulator.workloads import Workload, make_workload
 from dynamiccl.simulator.world import CallResults, Jobs, World
 
 if TYPE_CHECKING:  # it imports torch
@@ -50,7 +54,55 @@ Float64Array = npt.NDArray[np.float64]
 AGREEMENT_US: Final = 28_000.0
 #: No decision in time: the last one stays in force.
 LATE: Final = -1
-_SLOTS: Final = np.arange(WINDOW_LENGTH)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """As `h100-ib:decode+lora:congested:4x8`; without nodes x ranks, on the largest group."""
+
+    text: str
+    system: System
+    workload: Workload
+    scenario: Scenario
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises UserError for another form, and as the look-ups of its parts."""
+        parts = text.split(":")
+        shape = re.fullmatch(r"(\d+)x(\d+)", parts[3]) if len(parts) == 4 else None
+        if len(parts) not in {3, 4} or (len(parts) == 4 and shape is None):
+            raise UserError(
+                f"'{text}' is no place to train in; give SYSTEM:WORKLOAD+WORKLOAD:SCENARIO, and "
+                "the group's shape behind it where it is not the largest, as h100-ib:ddp:quiet:4x8"
+            )
+        system = find_system(parts[0])
+        group = Group(int(shape[1]), int(shape[2])) if shape else system.groups()[-1]
+        workload = make_workload(parts[1].split("+"), group)
+        check_workload(system, workload)
+        return cls(text, system, workload, find_scenario(parts[2]))
+
+    @property
+    def for_training(self) -> Workload:
+        """The workload with sizes of training octaves only."""
+        calls = self.workload.calls
+        moved = (replace(call, size_bytes=training_size(call.size_bytes)) for call in calls)
+        return Workload(self.workload.name, tuple(moved))
+
+
+@cache
+def training_size(size_bytes: int) -> int:
+    """The size, or the next one by octaves above it that is in a training octave.
+
+    >>> training_size(1 << 20), training_size(1 << 19)
+    (1048576, 1048576)
+    """
+    sizes = pl.DataFrame({"size_bytes": [size_bytes << up for up in range(5)]})
+    for row in with_split(sizes).iter_rows(named=True):
+        if row["split"] == Split.TRAIN:
+            return int(row["size_bytes"])
+    raise UserError(
+        f"{size_bytes} bytes lie in no octave that is split; give sizes of 64 B or more"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,27 +156,23 @@ def delay_calls(world: World, latency_us: float = AGREEMENT_US) -> int:
     return math.ceil(latency_us / float(world.nominal_us.mean()))
 
 
-class _CallRings:
-    """The latest K calls of R rings, one for each (job, task key)."""
+class _Windows:
+    """The latest K calls of R streams, one for each (job, task key); right-aligned."""
 
-    def __init__(self, num_rings: int) -> None:
-        self._calls = CallColumns.empty(num_rings * WINDOW_LENGTH)
-        self._count = np.zeros(num_rings, dtype=np.int64)
+    def __init__(self, num_streams: int) -> None:
+        self._calls = CallColumns.empty((num_streams, WINDOW_LENGTH))
+        self._valid = np.zeros((num_streams, WINDOW_LENGTH), dtype=np.bool_)
 
-    def add(self, ring: npt.NDArray[np.int64], calls: CallColumns) -> None:
-        """Add one call to each of N different rings (N,)."""
-        place = ring * WINDOW_LENGTH + self._count[ring] % WINDOW_LENGTH
-        for name in CallColumns.__slots__:
-            kept: npt.NDArray[Any] = getattr(self._calls, name)
-            kept[place] = getattr(calls, name)
-        self._count[ring] += 1
+    def add(self, stream: Int64Array, calls: CallColumns) -> None:
+        """Add one call to each of N different streams (N,)."""
+        pairs = [(getattr(self._calls, n), getattr(calls, n)) for n in CallColumns.__slots__]
+        for kept, latest in [*pairs, (self._valid, True)]:
+            kept[stream, :-1] = kept[stream, 1:]
+            kept[stream, -1] = latest
 
-    def observe(self, ring: npt.NDArray[np.int64]) -> tuple[Float32Array, Float32Array]:
-        """Windows (N, K, W) and history features (N, H) of rings (N,)."""
-        count = self._count[ring][:, None]
-        index = ring[:, None] * WINDOW_LENGTH + (count + _SLOTS) % WINDOW_LENGTH
-        valid = WINDOW_LENGTH - count <= _SLOTS
-        return history_features(self._calls.take(index), valid)
+    def observe(self, stream: Int64Array) -> tuple[Float32Array, Float32Array]:
+        """Windows (N, K, W) and history features (N, H) of streams (N,)."""
+        return history_features(self._calls.take(stream), self._valid[stream])
 
 
 class JobCalls:
@@ -157,7 +205,7 @@ class JobCalls:
         if seed is not None:
             self._random = np.random.default_rng(seed)
         self.jobs = self.world.jobs(self.num_envs, int(self._random.integers(1 << 62)))
-        self._rings = _CallRings(self.num_envs * self._num_keys)
+        self._windows = _Windows(self.num_envs * self._num_keys)
         shape = (self.num_envs, self._num_keys)
         self._in_force = np.full(shape, ABSTAIN_ACTION, dtype=np.int64)
         #: Pending keys (N,) and actions (N,), oldest first.
@@ -201,12 +249,12 @@ class JobCalls:
                 interference=self.level,
                 skew_us=ran.skew_us,
             )
-            self._rings.add(ring, calls)
+            self._windows.add(ring, calls)
         return ran
 
     def look(self, job: Int64Array, key: Int64Array) -> dict[str, Any]:
         """Observations of task keys (M,) of jobs (M,): `window`, `context` and `mask`."""
-        window, history = self._rings.observe(job * self._num_keys + key)
+        window, history = self._windows.observe(job * self._num_keys + key)
         context = self.tables.context[key]
         context[:, HISTORY_SLICE] = history
         return {"window": window, "context": context, "mask": self.tables.mask[key]}
@@ -387,23 +435,16 @@ class Collectives(gymnasium.Env[dict[str, Any], Int64Array]):
         self,
         *,
         system: str = "b300-nvlink",
-        workload: str | Sequence[str] = "decode",
+        workload: str = "decode",
         scenario: str = "busy-host",
-        num_nodes: int = 0,
-        ranks_per_node: int = 0,
-        period_calls: int = 0,
         **rounds: int,
     ) -> None:
-        """Raises UnknownName, and UserError for a workload that cannot run there."""
-        found = find_system(system)
-        largest = found.groups()[-1]
-        shape = Group(num_nodes or largest.num_nodes, ranks_per_node or largest.ranks_per_node)
-        names = [workload] if isinstance(workload, str) else list(workload)
-        made = make_workload(names, shape)
-        check_workload(found, made)
-        world = World(found, made, all_configs(found, made), find_scenario(scenario))
+        """As `Place.parse`, on the system's largest group; `rounds` as `Rounds.of`."""
+        place = Place.parse(f"{system}:{workload}:{scenario}")
+        configs = all_configs(place.system, place.workload)
+        world = World(place.system, place.workload, configs, place.scenario)
         tables = Tables.of(world, [DEFAULT_PROFILE])
-        self.jobs = DecisionEnv(world, tables, 1, Rounds.of(world, period_calls, **rounds))
+        self.jobs = DecisionEnv(world, tables, 1, Rounds.of(world, **rounds))
         self._mask = tables.mask
         keys, actions = self._mask.shape
         unbounded = {"low": -np.inf, "high": np.inf, "dtype": np.float32}

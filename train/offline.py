@@ -82,12 +82,12 @@ class _Trunks(EncoderFactory):
         return _TrunkForD3rlpy(Trunk(window, int(context[0]), sizes, encoder))
 
 
-@dataclass()
+@dataclass(kw_only=True)
 class Networks(QFunctionFactory):
     """Makes a recipe's networks for d3rlpy, and their losses."""
 
     share_encoder: bool = False
-    recipe: Recipe | None = None
+    recipe: Recipe
     #: For a head with actions as inputs; None: one output each.
     actions: ActionInputs | None = None
     #: Beta, which the training loop lowers.
@@ -97,7 +97,6 @@ class Networks(QFunctionFactory):
         self, encoder: Any, hidden_size: int, action_size: int
     ) -> tuple[Network, "Loss"]:
         """A network, and its loss."""
-        assert self.recipe is not None
         trunk = encoder.trunk
         if self.recipe.algorithm == "DiscreteBC":
             imitator = Imitator(trunk, hidden_size, action_size, self.actions)

@@ -12,7 +12,7 @@ N streams, S numbers a stream.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Self
@@ -100,10 +100,6 @@ class TriggerModule(nn.Module):
         self.parts = [len(NUMBERS), WARM_UP, _RECENT, _HIDDEN, _HIDDEN]
         self.state_size = sum(self.parts)
         self.prior_scale = float(prior_scale)
-
-    def set_thresholds(self, thresholds: Sequence[float]) -> None:
-        """Set the threshold of each rung."""
-        self.thresholds.copy_(torch.tensor(list(thresholds)))
 
     @torch.jit.export
     def new_state(self, count: int) -> torch.Tensor:

@@ -28,13 +28,7 @@ from dynamiccl.datasets.store import content_hash, part_paths, read, scan
 from dynamiccl.errors import NotEnoughData, UserError
 from dynamiccl.train import tracking
 from dynamiccl.train.policy import save_script, script
-from dynamiccl.train.trigger import (
-    RUNGS,
-    SMALLEST_SLOWDOWN,
-    WARM_UP,
-    FloatArray,
-    TriggerModule,
-)
+from dynamiccl.train.trigger import RUNGS, WARM_UP, FloatArray, TriggerModule
 
 Progress = Callable[[str, int, int], None]
 Bools = npt.NDArray[np.bool_]
@@ -229,11 +223,6 @@ def threshold_of(peaks: npt.NDArray[np.float64], alarms: float) -> float:
     return float(base + np.mean(peaks[:count] - base) * np.log(count / alarms))
 
 
-def scale_of_rung(rung: float) -> float:
-    """The noise (robust sigma of log time) of a rung."""
-    return 0.5 * float(np.log(SMALLEST_SLOWDOWN)) / rung
-
-
 def find_peaks(
     module: TriggerModule,
     series: Series,
@@ -245,16 +234,18 @@ def find_peaks(
     """Peaks of the detector's excursions on quiet streams at the noise of each rung."""
     random = np.random.default_rng(seed)
     without = copy.deepcopy(module)
-    without.set_thresholds([_NO_THRESHOLD] * len(RUNGS))
+    without.thresholds.fill_(_NO_THRESHOLD)
     scripted: Any = script(without)  # a fifth faster
     length = min(_LENGTH, max(calls_per_rung // _STREAMS, 1))
     rounds = max(calls_per_rung // (_STREAMS * length), 1)
     found = []
     for number, rung in enumerate(RUNGS):
+        # The noise (robust sigma of log time) of the rung.
+        scale = np.float32(module.half_shift / rung)
         peaks = []
         for turn in range(rounds):
             values, sizes, _ = series.draw(random, _STREAMS, length)
-            times = torch.from_numpy(values * np.float32(scale_of_rung(rung)) + np.float32(5.0))
+            times = torch.from_numpy(values * scale + np.float32(5.0))
             sums = []
             with torch.inference_mode():
                 state = scripted.new_state(_STREAMS)
@@ -368,7 +359,7 @@ def make_trigger(
     told = train(module, training, rest, steps=STEPS, seed=seed, progress=progress)
     peaks = find_peaks(module, rest, CALLS_PER_RUNG, seed=seed + 1, progress=progress)
     alarms = false_alarms_per_1e5 * 1e-5 * CALLS_PER_RUNG
-    module.set_thresholds([threshold_of(each, alarms) for each in peaks])
+    module.thresholds.copy_(torch.tensor([threshold_of(each, alarms) for each in peaks]))
     return module, *told
 
 

@@ -232,9 +232,9 @@ def test_a_data_set_without_costs_has_an_empty_table(tmp_path: Path) -> None:
 
 
 def test_a_longer_route_moves_rtprop_once_the_old_one_has_expired() -> None:
-    sense = hist.NetworkSense(rtprop_window=4)
+    sense = hist.NetworkSense()
     assert (sense.ebb_gbytes_per_s, sense.btlbw.value, sense.bdp_bytes) == (None, None, None)
-    for time_us in (100.0, 300.0, 300.0, 300.0):
+    for time_us in (100.0, *[300.0] * (hist.RTPROP_WINDOW - 1)):
         sense.add(1000.0, time_us)
     assert sense.rtprop.value == 100.0
     sense.add(1000.0, 300.0)
@@ -243,8 +243,8 @@ def test_a_longer_route_moves_rtprop_once_the_old_one_has_expired() -> None:
 
 def test_the_stream_and_the_features_of_a_policy_say_the_same() -> None:
     numbers = np.random.default_rng(3)
-    calls, sense = [], hist.NetworkSense(hist.WINDOW_LENGTH, hist.WINDOW_LENGTH)
-    for _ in range(20):
+    calls, sense = [], hist.NetworkSense()
+    for _ in range(hist.WINDOW_LENGTH):
         size_bytes, time_us = int(numbers.integers(10_000, 99_999)), float(numbers.uniform(5, 50))
         calls.append(call(time_us, size_bytes=size_bytes))
         sense.add(size_bytes, time_us)
@@ -254,6 +254,5 @@ def test_the_stream_and_the_features_of_a_policy_say_the_same() -> None:
             assert value is not None
             assert values[name] == pytest.approx(np.log2(value), abs=1e-5)
         assert sense.bdp_bytes is not None
-        assert values["inflight_over_bdp"] == pytest.approx(
-            min(8.0, size_bytes / sense.bdp_bytes), rel=1e-5
-        )
+        inflight = min(8.0, size_bytes / sense.bdp_bytes)
+        assert values["inflight_over_bdp"] == pytest.approx(inflight, rel=1e-5)

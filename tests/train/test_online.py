@@ -23,10 +23,11 @@ from dynamiccl.evaluate.gate import Gated, pass_gate
 from dynamiccl.serve.export import export_artifact
 from dynamiccl.simulator import systems
 from dynamiccl.train.data import TrainingData, load_data
+from dynamiccl.train.environment import Place
 from dynamiccl.train.fit import fit, resume
 from dynamiccl.train.loop import read_state
 from dynamiccl.train.networks import StatefulTrunk
-from dynamiccl.train.online import Pilot, Place, a3c, make_loop, network_of, orders_of
+from dynamiccl.train.online import Pilot, a3c, make_loop, network_of, orders_of
 from dynamiccl.train.online.a3c import ActorCritic, ActorLearners, Player, Trajectory
 from dynamiccl.train.online.impala import Learner, local_actors, vtrace
 from dynamiccl.train.policy import StatefulPolicyModule, TorchPolicy
@@ -216,7 +217,7 @@ def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:
     assert gains.sum() == 2
     differs = torch.from_numpy(gains).repeat(env.num_envs)
     optimizer = a3c.SharedRmsProp(list(network.parameters()))
-    own, numbers = copy.deepcopy(network), itertools.count(1)
+    own, count = copy.deepcopy(network), itertools.count(1).__next__
 
     def probability_of_best() -> float:
         with torch.no_grad():
@@ -224,9 +225,7 @@ def test_an_actor_learns_which_config_is_faster(tmp_path: Path) -> None:
         return float(log[0].exp().gather(1, best.unsqueeze(1))[differs].mean())
 
     assert probability_of_best() < 0.5
-    updates = [
-        a3c.update(player, network, own, optimizer, lambda: next(numbers)) for _ in range(40)
-    ]
+    updates = [a3c.update(player, network, own, optimizer, count) for _ in range(40)]
     assert probability_of_best() > 0.8
     assert np.mean([speedup for _, speedup, _ in updates[-5:]]) > 1.1
 

@@ -1,7 +1,6 @@
 """Studies: trials of one run, workers that fail or are killed; and Ctrl-C in long commands."""
 
 import contextlib
-import copy
 import os
 import re
 import shlex
@@ -142,9 +141,8 @@ def test_a_search_trains_nothing_twice_and_goes_on(data_dir: Path, tmp_path: Pat
     settings = [studies.plan_of(study).setting_of(trial.params) for trial in study.trials]
     chosen = [trial.params["window_encoder"] for trial in study.trials]
     assert (summary.trials, summary.done) == (16, 2 * sum(each != "nothing" for each in chosen))
-    assert {each.setting for each in summary.settings} == {
-        each for each in settings if "nothing" not in each
-    }
+    trainable = {each for each in settings if "nothing" not in each}
+    assert {each.setting for each in summary.settings} == trainable
     assert {each.seeds for each in summary.settings} == {2}
     assert len(failures) == chosen.count("nothing") > 0
     assert all(re.search("=nothing gamma=.*, seed 0", failure) for failure in failures)
@@ -160,7 +158,7 @@ def test_a_worker_that_finds_the_queue_empty_trains_nothing(
     uri = new_store(tmp_path)
     study = studies.begin_study(planned(data_dir), uri)
     study.add_trial(optuna.create_trial(state=TrialState.WAITING))
-    before = copy.deepcopy(studies.latest_trials(study))
+    before = studies.latest_trials(study)
     study._storage.set_trial_state_values(before[0]._trial_id, TrialState.RUNNING)
     with monkeypatch.context() as patched:
         patched.setattr(studies, "latest_trials", lambda _: before)

@@ -395,13 +395,13 @@ def calibrated() -> object:
     module = TriggerModule(series.usual_scale).eval()
     peaks = fitting.find_peaks(module, series, CALLS, seed=1)
     assert len(peaks) == len(RUNGS)
-    module.set_thresholds([fitting.threshold_of(each, 2e-5 * CALLS) for each in peaks])
-    thresholds = module.thresholds.tolist()
+    thresholds = [fitting.threshold_of(each, 2e-5 * CALLS) for each in peaks]
     assert thresholds == sorted(thresholds)  # smaller references need higher ones
+    module.thresholds.copy_(torch.tensor(thresholds))
     return script(module)
 
 
-@pytest.mark.parametrize("sigma", [0.02, fitting.scale_of_rung(0.25)])
+@pytest.mark.parametrize("sigma", [0.02, TriggerModule.half_shift / 0.25])
 def test_a_wanted_rate_of_false_alarms_is_kept(sigma: float, calibrated: object) -> None:
     quiet = t3(np.random.default_rng(5), 256 + CALLS // 500, 500, sigma) + np.float32(5.0)
     alarmed = run(Detector(calibrated), quiet)[0][256:] != 0
@@ -414,8 +414,7 @@ def test_a_wanted_rate_of_false_alarms_is_kept(sigma: float, calibrated: object)
 @pytest.fixture
 def few_calls() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
-        few = {"STEPS": 1, "JUDGED_CALLS": 250, "CALLS_PER_RUNG": 10_000}
-        few |= {"_CHUNKS": 2}
+        few = {"STEPS": 1, "JUDGED_CALLS": 250, "CALLS_PER_RUNG": 10_000, "_CHUNKS": 2}
         for name, count in few.items():
             patched.setattr(f"dynamiccl.train.trigger_fit.{name}", count)
         yield

@@ -1,30 +1,22 @@
-"""Online training in simulated worlds: places of actors, validation, and loops.
+"""Online training in simulated worlds: actors, validation, and loops.
 
 Importing it registers `gymnasium.make("dynamiccl/Collectives-v0")`.
 """
 
 import logging
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
-from typing import Any, Final, Self, cast
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, cast
 
 import gymnasium
-import polars as pl
 from torch import nn
 
-from dynamiccl.datasets.splits import Split, with_split
 from dynamiccl.errors import UserError
-from dynamiccl.simulator.record_jobs import check_workload
-from dynamiccl.simulator.scenario import Scenario, find_scenario
-from dynamiccl.simulator.system import Group
-from dynamiccl.simulator.systems import System, find_system
-from dynamiccl.simulator.workloads import Workload, make_workload
 from dynamiccl.simulator.world import World
 from dynamiccl.train.data import TrainingData
-from dynamiccl.train.environment import Tables
+from dynamiccl.train.environment import Place, Tables
 from dynamiccl.train.loop import Loop
 from dynamiccl.train.networks import (
     ActionInputs,
@@ -40,55 +32,6 @@ from dynamiccl.train.recipe import Recipe
 
 _log = logging.getLogger(__name__)
 gymnasium.register("dynamiccl/Collectives-v0", "dynamiccl.train.environment:Collectives")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """As `h100-ib:decode+lora:congested:4x8`; without nodes x ranks, on the largest group."""
-
-    text: str
-    system: System
-    workload: Workload
-    scenario: Scenario
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Raises UserError for another form, and as the look-ups of its parts."""
-        parts = text.split(":")
-        shape = re.fullmatch(r"(\d+)x(\d+)", parts[3]) if len(parts) == 4 else None
-        if len(parts) not in {3, 4} or (len(parts) == 4 and shape is None):
-            raise UserError(
-                f"'{text}' is no place to train in; give SYSTEM:WORKLOAD+WORKLOAD:SCENARIO, and "
-                "the group's shape behind it where it is not the largest, as h100-ib:ddp:quiet:4x8"
-            )
-        system = find_system(parts[0])
-        group = Group(int(shape[1]), int(shape[2])) if shape else system.groups()[-1]
-        workload = make_workload(parts[1].split("+"), group)
-        check_workload(system, workload)
-        return cls(text, system, workload, find_scenario(parts[2]))
-
-    @property
-    def for_training(self) -> Workload:
-        """The workload with sizes of training octaves only."""
-        calls = self.workload.calls
-        moved = (replace(call, size_bytes=training_size(call.size_bytes)) for call in calls)
-        return Workload(self.workload.name, tuple(moved))
-
-
-@cache
-def training_size(size_bytes: int) -> int:
-    """The size, or the next one by octaves above it that is in a training octave.
-
-    >>> training_size(1 << 20), training_size(1 << 19)
-    (1048576, 1048576)
-    """
-    sizes = pl.DataFrame({"size_bytes": [size_bytes << up for up in range(5)]})
-    for row in with_split(sizes).iter_rows(named=True):
-        if row["split"] == Split.TRAIN:
-            return int(row["size_bytes"])
-    raise UserError(
-        f"{size_bytes} bytes lie in no octave that is split; give sizes of 64 B or more"
-    )
 
 
 _JOBS: Final = 8
@@ -194,6 +137,5 @@ def orders_of(data: TrainingData, recipe: Recipe, seed: int) -> list[ActorSettin
                 "places by the systems that were measured"
             )
         tables = Tables.of(world, data.profiles, data.training.noise, data.costs)
-        order = ActorSettings(place.text, tables, world, recipe, seed * 1000 + index)
-        orders.append(order)
+        orders.append(ActorSettings(place.text, tables, world, recipe, seed * 1000 + index))
     return orders
