@@ -204,7 +204,7 @@ def _write_file(out: Path, options: ImportOptions, report: FileReport, seen: set
             wrong += pc.sum(pc.equal(table["status"], Status.WRONG_VALUES.value)).as_py()
             report.already_there += sum(pq.read_metadata(part).num_rows for part in seen & {*parts})
     if wrong:
-        kept = "kept as such: nothing uses their times, and a gate refuses what gave them"
+        kept = "kept as such: no table holds that algorithm and protocol, no gate lets it pass"
         report.remark(f"{wrong} measurements had wrong values: {kept}")
     if not report.parts:
         reasons = [*report.dropped, *map(str, report.rejected[:1])] or ["it has none"]

@@ -174,8 +174,10 @@ def _failed(runs: Sequence[Run], report: FileReport) -> Iterator[list[Row]]:
     """Rows without a time, for the sizes at which runs ended; the last one may go on."""
     for run in runs if report.rows_read else ():
         line = None if run.failure is None else run.failure[0]
-        is_without = bool(run.marks) and run is not runs[-1] and not (run.rows or run.torn)
-        if (line is not None or is_without) and run.next_size:
+        is_cut = bool(run.marks) and (run.most_bytes is not None or not (run.rows or run.torn))
+        if is_cut and run.next_size and line is None and run is runs[-1]:
+            report.remark(f"no end, and nothing from {run.next_size} bytes on: taken as going on")
+        elif (line is not None or is_cut) and run.next_size:
             yield [{RUN: run.number, "source_line": line, "size_bytes": run.next_size}]
 
 

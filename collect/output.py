@@ -89,7 +89,7 @@ _NO_START: Final = re.compile(
 _FAILED: Final = re.compile(
     rf"{_NO_START.pattern}|Test (?:NCCL |CUDA )?failure|Segmentation fault|Bus error|Killed"
     r"|Terminated|Aborted|Exited with exit code|exited on signal|CANCELLED AT|mpirun noticed that"
-    r"|core dumped"
+    r"|core dumped|processes exited with non-zero"
 )
 _WARNED: Final = re.compile("no algorithm/protocol|MPI_ABORT")
 _TAIL: Final = re.compile(r"Out of bounds|Avg bus bandwidth|Collective test concluded")

@@ -159,24 +159,33 @@ def with_trust(frame: pl.DataFrame) -> pl.DataFrame:
     """With `is_trusted`: whether a table may be made of a row.
 
     A config is trusted at sizes below all at which it hung or crashed, an algorithm and protocol
-    that computed wrong values nowhere, NCCL's own choice always. What failed with a time ended, but
-    it is not known as what.
+    that computed wrong values nowhere, NCCL's own choice always; what leaves one of the two to NCCL
+    may be any. What failed with a time ended, but it is not known as what.
     """
-    has_ended = pl.col("time_us").is_not_null() | (pl.col("status") == Status.INFEASIBLE.value)
+    is_default, names = pl.col("is_default"), ("algorithm", "protocol")
+    lost = pl.col("status").is_in([Status.FAILED.value, Status.TIMED_OUT.value])
+    lost &= pl.col("time_us").is_null()
     is_wrong = pl.col("status") == Status.WRONG_VALUES.value
-    bad = frame.filter((~has_ended | is_wrong) & ~pl.col("is_default"))
-    config, cell = ([*FAILED_WHERE, *REQUESTED_COLUMNS[:count]] for count in (None, 2))
-    least = bad.group_by(config).agg(_least=pl.col("size_bytes").min())
-    parts = ("algorithm", "protocol")
-    ran = [pl.coalesce(f"requested_{p}", f"actual_{p}").alias(f"requested_{p}") for p in parts]
-    wrong = pl.concat([bad, bad.with_columns(ran)]).filter(is_wrong)
-    wrong = wrong.select(*cell, _wrong=True).unique()
-    found = frame
-    for told, key in ((least, config), (wrong, cell)):
-        found = found.join(told, on=key, how="left", nulls_equal=True, maintain_order="left")
+    ran = [pl.coalesce(f"requested_{n}", f"actual_{n}").alias(f"requested_{n}") for n in names]
+    failed = frame.filter((lost | is_wrong) & ~is_default)
+    bad = pl.concat([failed, frame.filter(is_wrong).with_columns(ran)])
+    bad = bad.filter(pl.any_horizontal(pl.col(REQUESTED_COLUMNS).is_not_null()))
+    config = [*FAILED_WHERE, *REQUESTED_COLUMNS]
+    first = pl.when(is_wrong).then(0).otherwise("size_bytes").min()
+    bad = bad.group_by(config).agg(_least=first)
+    asked = frame.filter(~is_default).select(config).unique()
+    pairs = asked.join(bad, on=FAILED_WHERE, nulls_equal=True, suffix="_bad")
+    is_other = pl.lit(value=False)
+    for name in REQUESTED_COLUMNS:
+        mine, its = pl.col(name), pl.col(f"{name}_bad")
+        if name in REQUESTED_COLUMNS[:2]:
+            is_other |= (mine != its).fill_null(value=False)
+        else:
+            is_other |= mine.ne_missing(its) & (pl.col("_least") > 0)
+    least = pairs.filter(~is_other).group_by(config).agg(pl.col("_least").min())
+    found = frame.join(least, on=config, how="left", nulls_equal=True, maintain_order="left")
     is_below = pl.col("_least").is_null() | (pl.col("size_bytes") < pl.col("_least"))
-    is_trusted = pl.col("is_default") | (is_below & pl.col("_wrong").is_null())
-    return found.with_columns(is_trusted=is_trusted).drop("_least", "_wrong")
+    return found.with_columns(is_trusted=is_default | is_below).drop("_least")
 
 
 def trusted(frame: pl.DataFrame) -> pl.DataFrame:
@@ -332,7 +341,7 @@ class TaskGrid:
 
 
 _LEFT_OUT: Final[Mapping[str, Callable[[pl.DataFrame], pl.DataFrame]]] = {
-    "of a config that failed at no larger size, or computed wrong values": trusted,
+    "from the size on at which a config failed, or of one that computed wrong values": trusted,
     "without a time of healthy GPUs": usable,
     "of collectives that no tuner is asked about": tuned,
     "of shared nodes, MIG instances or the plugin's default": comparable,

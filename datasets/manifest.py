@@ -144,13 +144,14 @@ class Support:
     carried: bool = False
     #: As `measured`, the size bins that passed the gate; None: no gate was asked.
     gated: dict[str, dict[str, list[int]]] | None = None
-    #: Collective -> actions that are not trusted above their largest bin of `measured`.
-    failed: dict[str, list[int]] = field(default_factory=dict)
+    #: Collective -> action -> the least size bin in which it is not trusted.
+    failed: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def has_failed(self, collective: str, action: int, index: int) -> bool:
         """Whether no table may hold it at a size bin (`datasets.cells.with_trust`)."""
+        first = self.failed.get(collective, {}).get(str(action))
         measured = self.measured.get(collective, {}).get(str(action), [])
-        return action in self.failed.get(collective, []) and index > max(measured, default=-1)
+        return first is not None and index >= min(first, max(measured, default=-1) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,9 +314,9 @@ def trigger_facts(path: Path) -> dict[str, Any]:
 def find_supports(frame: pl.DataFrame, catalogue: Catalogue, noise: pl.DataFrame) -> list[Support]:
     """One for each system, shape, launch profile and NCCL version of a measurements frame."""
     rows = with_trust(tuned(frame)).drop_nulls(["num_nodes", "ranks_per_node"])
-    rows = rows.with_columns(catalogue.actions(rows)).drop_nulls("action")
+    rows = with_split(rows.with_columns(catalogue.actions(rows)).drop_nulls("action"))
     bad, rows = rows.filter(~pl.col("is_trusted")), quiet(usable(rows)).filter("is_trusted")
-    rows = with_split(rows).sort(SHAPE_COLUMNS)
+    rows = rows.sort(SHAPE_COLUMNS)
     return [
         _support(dict(zip(SHAPE_COLUMNS, key, strict=True)), part, bad, noise)
         for key, part in rows.group_by(SHAPE_COLUMNS, maintain_order=True)
@@ -338,6 +339,11 @@ def _support(
         channels.setdefault(collective, {}).setdefault(str(action), []).append(used_there)
     gpus = part["gpu"].drop_nulls().unique().sort().to_list()
     bad = bad.filter(pl.col(name).eq_missing(key[name]) for name in FAILED_WHERE if name in key)
+    failed = dict[str, dict[str, int]]()
+    for collective, action, first in (
+        bad.group_by("collective", "action").agg(pl.col("bin").min()).sort(pl.all()).iter_rows()
+    ):
+        failed.setdefault(collective, {})[str(action)] = first
     return Support(
         **key,
         num_ranks=key["num_nodes"] * key["ranks_per_node"],
@@ -347,9 +353,7 @@ def _support(
         measured=measured,
         most_channels=part.select(pl.col("actual_num_channels").max()).item(),
         channels=channels,
-        failed=dict(
-            bad.group_by("collective").agg(pl.col("action").unique().sort()).sort(pl.all()).rows()
-        ),
+        failed=failed,
         fingerprints=_fingerprints(part, key["nccl_version"]),
         noise_bands=dict(
             noise.filter(pl.col("system") == key["system"])
@@ -403,6 +407,9 @@ def _carried(
     manifest: Manifest, make: tuple[Any, ...], num_nodes: int, ranks_per_node: int
 ) -> Support:
     measured = [s for s in manifest.supports if tuple(getattr(s, n) for n in _MAKE) == make]
+    # What failed under any release.
+    here = measured[0].system, measured[0].launch_profile
+    tried = [s for s in manifest.supports if (s.system, s.launch_profile) == here]
     configs = manifest.actions().configs
     bins: dict[str, dict[str, set[int]]] = {}
     for support in measured:
@@ -417,7 +424,7 @@ def _carried(
             kept = [
                 each
                 for each in sorted(union)
-                if not any(s.has_failed(collective, int(action), each) for s in measured)
+                if not any(s.has_failed(collective, int(action), each) for s in tried)
             ]
             carried.setdefault(collective, {}).update({action: kept} if kept else {})
     return replace(
@@ -429,5 +436,5 @@ def _carried(
         most_channels=None,
         channels={},
         carried=True,
-        failed={c: sorted({a for s in measured for a in s.failed.get(c, [])}) for c in bins},
+        failed={c: {a: max(b) + 1 for a, b in each.items()} for c, each in carried.items()},
     )

@@ -17,7 +17,7 @@ from dynamiccl.evaluate.gate import read_gated
 from dynamiccl.evaluate.page import say
 from dynamiccl.nccl import Collective, Config
 from dynamiccl.serve.artifact import acts_nowhere, check_features, pick_support
-from dynamiccl.sizes import bin_first_byte, size_bin
+from dynamiccl.sizes import bin_center_bytes, bin_first_byte, size_bin, size_label
 from dynamiccl.train.policy import TorchPolicy
 
 
@@ -121,7 +121,8 @@ def _why_not(
     if reason := questions.why_not(support, collective, config):
         return reason
     if support.has_failed(collective.wire, action, index):
-        return "it failed at this or a smaller size, or computed wrong values"
+        first = size_label(bin_center_bytes(support.failed[collective.wire][str(action)]))
+        return f"it failed, or computed wrong values, from {first} on"
     measured = support.measured.get(collective.wire, {})
     for name, what in ((str(action), "it"), (str(ABSTAIN_ACTION), "NCCL's own choice")):
         bins = measured.get(name, [])

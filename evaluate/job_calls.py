@@ -19,7 +19,7 @@ from dynamiccl.belief import Belief, doubted, neighbours, prior_of
 from dynamiccl.collect.imports import ImportOptions, recognised
 from dynamiccl.collect.traces import SIGNS, read_traces
 from dynamiccl.datasets.actions import ABSTAIN_ACTION, Catalogue
-from dynamiccl.datasets.cells import placed, run_names, task_grid
+from dynamiccl.datasets.cells import placed, run_names, task_grid, with_trust
 from dynamiccl.datasets.features import TUNED
 from dynamiccl.datasets.objective import losses_at, losses_of, near, priced
 from dynamiccl.datasets.schema import DEFAULT_PROFILE
@@ -241,7 +241,7 @@ class Measured:
         if system is not None and system not in names:
             raise UnknownName("system", system, names, where="--system")
         self.system = system or str(names[0])
-        rows = frame.filter(system=self.system, launch_profile=DEFAULT_PROFILE)
+        rows = with_trust(frame).filter(system=self.system, launch_profile=DEFAULT_PROFILE)
         held = sorted(rows["nccl_version"].drop_nulls().unique(), key=NcclVersion.parse)
         minor = NcclVersion.minor_of
         same = [each for each in held if version is None or minor(each) == minor(version)]
@@ -250,6 +250,9 @@ class Measured:
         rows = rows.filter(pl.col("nccl_version").eq_missing(pl.lit(self.nccl_version)))
         self._is_other_version = bool(held) and not same
         self._catalogue = Catalogue.from_frame(rows)
+        refused = rows.filter(~pl.col("is_trusted"))
+        self._refused = refused.with_columns(self._catalogue.actions(refused))
+        rows = rows.filter("is_trusted")
         self._grid = task_grid(rows, self._catalogue, list(Split))
         if not self._grid.tasks.height:
             raise NotEnoughData(
@@ -309,6 +312,10 @@ class Measured:
         draws = belief.draws(DRAWS, np.random.default_rng(0)) * shown[:, None, None]
         draws[:, is_own] = 0.0
         draws[:, ~belief.is_near] = np.nan
+        here = dict(zip(_SHAPE, (collective, nodes, per_node), strict=True))
+        for column in np.flatnonzero(np.isin(actions, self._refused.filter(**here)["action"])):
+            largest = measured[self._grid.mask[rows, actions[column]]].max()
+            draws[:, sizes > largest, column] = np.nan
         draws[:, :, ABSTAIN_ACTION] = 0.0
         lines = np.log(measured), np.log(self._grid.default_us[rows])
         found: list[Gains | str] = []

@@ -257,6 +257,16 @@ def test_a_run_that_failed_behind_a_row_failed_at_the_next_size(
     assert (told in "".join(summary.files[0].remarks)) == bool(failed)
 
 
+def test_a_run_without_an_end_failed_where_another_follows(tmp_path: Path) -> None:
+    sizes = "maxBytes 4194304 step: 2(factor)"
+    cut = ["$ NCCL_ALGO=Tree ./all_reduce_perf", *output(80)[:-1]]
+    text = "\n".join([*cut, "$ NCCL_ALGO=Ring ./all_reduce_perf", *output(70)[:-1]])
+    summary, rows = imported(tmp_path / "log", text.replace("maxBytes 1048576", sizes))
+    bad = [(row["requested_algorithm"], row["size_bytes"]) for row in rows if row["reason"]]
+    assert bad == [("Tree", 2 << 20)]
+    assert "nothing from 2097152 bytes on: taken as going on" in "".join(summary.files[0].remarks)
+
+
 def test_what_is_said_between_runs_is_of_the_second(tmp_path: Path) -> None:
     first, second = (CASES / "export_persists.log").read_text().rsplit("$ ./all", 1)
     header = second.split("\n", 1)[1]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from dynamiccl.datasets.manifest import (
     Manifest,
     Support,
     find_supports,
+    with_shape,
 )
 from dynamiccl.datasets.objective import (
     change_of_task_us,
@@ -266,6 +268,7 @@ def test_no_table_holds_what_failed_at_no_larger_size_or_computed_wrong_values()
     failed = ring[0] | {"status": "timed_out", "time_us": None}
     for far in ({"size_bytes": 4 * MIB}, {"status": "infeasible"}, {"num_nodes": 2}):
         assert names_allowed(*rows, failed | far) == everything
+    assert names_allowed(*rows, failed | {"size_bytes": MIB + 4}) == everything - {"Ring/LL/4ch"}
     # It failed here; one size above where it was measured; or had wrong values at whatever size.
     assert names_allowed(*rows, failed) == everything - {"Ring/LL/4ch"}
     tree = forced("Tree", "LL", None, size_bytes=MIB // 2, status="failed")
@@ -276,10 +279,38 @@ def test_no_table_holds_what_failed_at_no_larger_size_or_computed_wrong_values()
     assert names_allowed(*rows, unread) == everything
     wrong = failed | {"status": "wrong_values", "size_bytes": MIB << 8}
     assert names_allowed(*rows, wrong) == {"ABSTAIN", "Tree/LL"}
+    own = default(status="wrong_values", actual_algorithm="Ring", actual_protocol="LL", repeat=7)
+    assert names_allowed(*rows, own) == {"ABSTAIN", "Tree/LL"}
+    # What leaves the protocol to NCCL may be any.
+    left = forced("Tree", None, None, size_bytes=MIB // 2, status="failed")
+    assert names_allowed(*rows, left) == everything - {"Tree/LL"}
+    auto = [forced("Tree", size_bytes=2 * MIB), wrong | {"requested_algorithm": "Tree"}]
+    assert names_allowed(*rows, *auto) == everything - {"Tree/LL"}
+    # A time that is not there is no failure.
+    assert names_allowed(*rows, tree | {"status": "ok"}) == everything
     # Nor is it credited with what it gained there.
     catalogue = Catalogue.from_frame(frame(*rows))
     masks = [task_grid(frame(*rows, *more), catalogue, list(Split)).mask for more in ([], [failed])]
     assert masks[0].sum() == masks[1].sum() + 1
+
+
+def test_a_new_shape_holds_nothing_that_failed_at_another_under_any_release() -> None:
+    rows = [
+        make(size_bytes=size, num_nodes=nodes, num_ranks=8 * nodes, nccl_version=version)
+        for nodes, version in ((1, "2.28.3"), (2, "2.28.3"), (2, "2.27.5"))
+        for size in (MIB, 4 * MIB)
+        for make in (default, partial(forced, "Ring", "LL"), partial(forced, "Tree", "LL"))
+    ]
+    ring = [row for row in rows if row.get("requested_algorithm") == "Ring"]
+    ring[-1] |= {"status": "failed", "time_us": None}
+    policy = replace(hand_made_manifest(frame(*rows), KNOWN_NOISE), knows_shapes=True)
+    carried = [s for s in with_shape(policy, 4, 8).supports if s.carried]
+    assert len(carried) == 2
+    names = [config.key for config in policy.actions().configs]
+    for support in carried:
+        bins = {names[int(a)]: b for a, b in support.measured["AllReduce"].items()}
+        assert bins["Tree/LL"] == bins["ABSTAIN"] == [size_bin(MIB), size_bin(4 * MIB)]
+        assert bins["Ring/LL"] == [size_bin(MIB)]
 
 
 NAN = float("nan")

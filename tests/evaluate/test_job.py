@@ -148,6 +148,15 @@ def test_a_config_may_be_best_where_it_was_not_measured() -> None:
         rows += [forced("Ring", "LL", 60.0, channels=4, **place)] if size != MIB else []
     found = against(exposed_job(100.0), frame(*rows))
     assert arm_of(found).communication.mean == pytest.approx(0.4, rel=0.1)
+    # It is not where it hung, under whatever release.
+    at: dict[str, Any] = {
+        "channels": 4,
+        "status": "timed_out",
+        "size_bytes": MIB,
+        "nccl_version": "2.20.3",
+    }
+    hung = frame(*rows, forced("Ring", "LL", None, **at))
+    assert arm_of(against(exposed_job(100.0), hung)).communication.mean < 0.05
 
 
 @pytest.mark.parametrize(
