@@ -104,6 +104,7 @@ def make_report(
         "headline": say("report", "headline", facts),
         "systems": systems,
         "rows_left_out": left_out,
+        "fitted_without_test": [n for n, policy in learned if policy.manifest.saw_test],
         "results": str(out / "results.parquet"),
         "page": str(out / "report.html"),
     }

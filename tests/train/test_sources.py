@@ -19,6 +19,7 @@ from dynamiccl.datasets.questions import cold_questions
 from dynamiccl.datasets.splits import Split, SplitBy, Splits
 from dynamiccl.datasets.store import measurements_table, write_part
 from dynamiccl.errors import UserError
+from dynamiccl.evaluate.page import render
 from dynamiccl.evaluate.report import make_report
 from dynamiccl.nccl import Collective
 from dynamiccl.serve.export import export_artifact
@@ -252,7 +253,10 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def reported(data: Path, policy: Path, out: Path) -> dict[int, tuple[str, Any]]:
     """What a report says of each test size: the config that was chosen, and its gain."""
-    found = pl.read_parquet(make_report(data, [("mine", policy)], out)["results"])
+    told = make_report(data, [("mine", policy)], out)
+    terminal, page = render("report.txt", {"reports": [told], "means": {}}), out / "report.html"
+    assert ("is judged as fitted without" in terminal) == ("fitted to all" in page.read_text())
+    found = pl.read_parquet(told["results"])
     mine = found.filter(policy="mine").select("size_bytes", "chosen_config", "gain")
     return {size: (config, gain) for size, config, gain in mine.iter_rows()}
 
