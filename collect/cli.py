@@ -261,7 +261,7 @@ def compare_command(
 
     Two sweeps of one file, before and after another NCCL, a firmware, a cable. Three cycles of each
     confirm a change; one of each tells which differences mean nothing. Exit code 1 when something
-    surely got slower.
+    surely got slower, or fails that did not.
 
     Example: dynamiccl-collect compare before after
     """

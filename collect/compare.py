@@ -16,8 +16,17 @@ from typing import Any, Final
 
 import polars as pl
 
-from dynamiccl.datasets.cells import CONFIG_COLUMNS, comparable, independent, quiet
-from dynamiccl.datasets.schema import TASK_COLUMNS
+from dynamiccl.datasets.cells import (
+    CONFIG_COLUMNS,
+    FAILED_WHERE,
+    comparable,
+    independent,
+    quiet,
+    tuned,
+    usable,
+    with_trust,
+)
+from dynamiccl.datasets.schema import REQUESTED_COLUMNS, TASK_COLUMNS
 from dynamiccl.datasets.store import config_of, provenance_of
 from dynamiccl.errors import NotEnoughData
 from dynamiccl.repeats import MAD_TO_SIGMA
@@ -70,13 +79,26 @@ def compare(old: pl.DataFrame, new: pl.DataFrame) -> dict[str, Any]:
         told = cells.join(of_cells, left_on="cell", right_on="key").join(of_ranges, "range", "left")
         changes += _changes(told.sort("line", "size_bytes"), systems[-1]["change"])
     sure = [e for e in (*systems, *changes) if e["is_confirmed"] and e["is_beyond_noise"]]
+    failures = _failures(old, new)
     return {
-        "is_slower": any(e["change"] >= LEAST for e in sure),
-        "is_changed": bool(sure),
+        "is_slower": any(e["change"] >= LEAST for e in sure) or bool(failures),
+        "is_changed": bool(sure or failures),
+        "failures": failures,
         "systems": systems,
         "changes": sorted(changes, key=lambda c: (c["config"] != OWN_CHOICE, -abs(c["change"]))),
         "other_changes": others,
     }
+
+
+def _failures(old: pl.DataFrame, new: pl.DataFrame) -> list[dict[str, Any]]:
+    """Configs that crash, hang or compute wrong values at sizes at which they did not before."""
+    key, size = [*FAILED_WHERE, *REQUESTED_COLUMNS], pl.col("size_bytes")
+    before, now = (with_trust(tuned(frame)).filter(~pl.col("is_default")) for frame in (old, new))
+    worked = usable(before).filter("is_trusted").group_by(key).agg(last_bytes=size.max())
+    failed = now.filter(~pl.col("is_trusted")).group_by(key).agg(first_bytes=size.min())
+    found = failed.join(worked, on=key, nulls_equal=True)
+    found = found.filter(pl.col("first_bytes") <= pl.col("last_bytes")).sort(key)
+    return [{**row, "config": config_of(row).key} for row in found.to_dicts()]
 
 
 def _rows(frame: pl.DataFrame) -> pl.DataFrame:
@@ -252,6 +274,11 @@ def differing(old: Mapping[str, list[Any]], new: Mapping[str, list[Any]]) -> lis
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
     """The changes, and what else is to say, as text."""
+    for each in found["failures"]:
+        group = f"{each['collective']} {each['num_nodes']}x{each['ranks_per_node']}"
+        first = size_label(each["first_bytes"])
+        how = "crashes, hangs or computes wrong values now"
+        yield f"{group}  {each['config']}  from {first} on  {how}"
     for each in found["changes"]:
         group = f"{each['collective']} {each['num_nodes']}x{each['ranks_per_node']}"
         sizes = dict.fromkeys(size_label(each[end]) for end in ("first_bytes", "last_bytes"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dynamiccl.collect.compare import OWN_CHOICE, compare
+from dynamiccl.collect.compare import OWN_CHOICE, compare, lines
 from dynamiccl.collect.simulated import simulate
 from dynamiccl.datasets.store import measurements_table, read, write_part
 from dynamiccl.errors import NotEnoughData
@@ -51,6 +51,24 @@ def sweeps_fixture(tmp_path_factory: pytest.TempPathFactory) -> Sweeps:
 def slowed(frame: pl.DataFrame, where: pl.Expr, factor: float) -> pl.DataFrame:
     time = pl.when(where).then(pl.col("time_us") * factor).otherwise(pl.col("time_us"))
     return frame.with_columns(time_us=time)
+
+
+@pytest.mark.parametrize(("status", "first"), [("timed_out", 8 << 20), ("wrong_values", 1024)])
+def test_what_fails_that_did_not_is_told(status: str, first: int, sweeps: Sweeps) -> None:
+    fails, time = IN_RING & LARGE, pl.col("time_us")
+    is_lost = fails & pl.lit(status != "wrong_values")
+    now = sweeps(1).with_columns(
+        status=pl.when(fails).then(pl.lit(status)).otherwise("status"),
+        time_us=pl.when(~is_lost).then(time),
+    )
+    found = compare(sweeps(0), now)
+    assert found["is_slower"]
+    told = [(each["collective"], each["config"], each["first_bytes"]) for each in found["failures"]]
+    assert set(told) >= {(name, "Ring/Simple", first) for name in ("AllGather", "AllReduce")}
+    assert not any("Tree" in config for _, config, _ in told)
+    assert any("computes wrong values now" in line for line in lines(found))
+    assert not compare(now, sweeps(1))["failures"]
+    assert not compare(now, now)["failures"]
 
 
 def test_like_sweeps_are_told_to_be_alike(sweeps: Sweeps) -> None:
