@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
+import numpy as np
 import polars as pl
 from pydantic import TypeAdapter, ValidationError
 
@@ -147,11 +148,11 @@ class Support:
     #: Collective -> action -> the least size bin in which it is not trusted.
     failed: dict[str, dict[str, int]] = field(default_factory=dict)
 
-    def has_failed(self, collective: str, action: int, index: int) -> bool:
-        """Whether no table may hold it at a size bin (`datasets.cells.with_trust`)."""
+    def refused_from(self, collective: str, action: int) -> float:
+        """The size bin from which on no table may hold it (`with_trust`); infinite: none."""
         first = self.failed.get(collective, {}).get(str(action))
         measured = self.measured.get(collective, {}).get(str(action), [])
-        return first is not None and index >= min(first, max(measured, default=-1) + 1)
+        return np.inf if first is None else min(first, max(measured, default=-1) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,6 +404,17 @@ def with_shape(manifest: Manifest, num_nodes: int, ranks_per_node: int) -> Manif
     return replace(manifest, supports=[*manifest.supports, *found])
 
 
+def _least_failed(supports: Sequence[Support]) -> dict[str, dict[str, int]]:
+    """`failed` of all of them."""
+    found = dict[str, dict[str, int]]()
+    for support in supports:
+        for collective, failed in support.failed.items():
+            of_all = found.setdefault(collective, {})
+            for action, first in failed.items():
+                of_all[action] = min(first, of_all.get(action, first))
+    return found
+
+
 def _carried(
     manifest: Manifest, make: tuple[Any, ...], num_nodes: int, ranks_per_node: int
 ) -> Support:
@@ -419,12 +431,12 @@ def _carried(
                 if config.num_channels is None and config.chunk_bytes is None:
                     bins.setdefault(collective, {}).setdefault(action, set()).update(found)
     carried = dict[str, dict[str, list[int]]]()
-    for collective, of_all in bins.items():
-        for action, union in of_all.items():
+    for collective, unions in bins.items():
+        for action, union in unions.items():
             kept = [
                 each
                 for each in sorted(union)
-                if not any(s.has_failed(collective, int(action), each) for s in tried)
+                if all(each < s.refused_from(collective, int(action)) for s in tried)
             ]
             carried.setdefault(collective, {}).update({action: kept} if kept else {})
     return replace(
@@ -436,5 +448,5 @@ def _carried(
         most_channels=None,
         channels={},
         carried=True,
-        failed={c: {a: max(b) + 1 for a, b in each.items()} for c, each in carried.items()},
+        failed=_least_failed(tried),
     )

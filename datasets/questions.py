@@ -277,7 +277,7 @@ def allowed(
         if why_not(support, collective, configs[action]) is None:
             distance = np.abs(centres[:, None] - np.asarray(found)[None, :]).min(axis=1)
             mask[:, action] = distance <= REACH_BINS
-            mask[:, action] &= [not support.has_failed(collective.wire, action, b) for b in bins]
+            mask[:, action] &= centres < support.refused_from(collective.wire, action)
             if support.gated is not None:
                 passed = support.gated.get(collective.wire, {}).get(name, [])
                 mask[:, action] &= (action == ABSTAIN_ACTION) | np.isin(centres, passed)

@@ -120,7 +120,7 @@ def _why_not(
 ) -> str:
     if reason := questions.why_not(support, collective, config):
         return reason
-    if support.has_failed(collective.wire, action, index):
+    if index >= support.refused_from(collective.wire, action):
         first = size_label(bin_center_bytes(support.failed[collective.wire][str(action)]))
         return f"it failed, or computed wrong values, from {first} on"
     measured = support.measured.get(collective.wire, {})

@@ -242,6 +242,7 @@ class Measured:
             raise UnknownName("system", system, names, where="--system")
         self.system = system or str(names[0])
         rows = with_trust(frame).filter(system=self.system, launch_profile=DEFAULT_PROFILE)
+        refused = rows.filter(~pl.col("is_trusted"))
         held = sorted(rows["nccl_version"].drop_nulls().unique(), key=NcclVersion.parse)
         minor = NcclVersion.minor_of
         same = [each for each in held if version is None or minor(each) == minor(version)]
@@ -250,7 +251,6 @@ class Measured:
         rows = rows.filter(pl.col("nccl_version").eq_missing(pl.lit(self.nccl_version)))
         self._is_other_version = bool(held) and not same
         self._catalogue = Catalogue.from_frame(rows)
-        refused = rows.filter(~pl.col("is_trusted"))
         self._refused = refused.with_columns(self._catalogue.actions(refused))
         rows = rows.filter("is_trusted")
         self._grid = task_grid(rows, self._catalogue, list(Split))

@@ -311,6 +311,7 @@ def test_a_new_shape_holds_nothing_that_failed_at_another_under_any_release() ->
         bins = {names[int(a)]: b for a, b in support.measured["AllReduce"].items()}
         assert bins["Tree/LL"] == bins["ABSTAIN"] == [size_bin(MIB), size_bin(4 * MIB)]
         assert bins["Ring/LL"] == [size_bin(MIB)]
+        assert [*support.failed["AllReduce"]] == [str(names.index("Ring/LL"))]
 
 
 NAN = float("nan")
