@@ -175,14 +175,10 @@ def with_trust(frame: pl.DataFrame) -> pl.DataFrame:
     bad = bad.group_by(config).agg(_least=first)
     asked = frame.filter(~is_default).select(config).unique()
     pairs = asked.join(bad, on=FAILED_WHERE, nulls_equal=True, suffix="_bad")
-    is_other = pl.lit(value=False)
-    for name in REQUESTED_COLUMNS:
-        mine, its = pl.col(name), pl.col(f"{name}_bad")
-        if name in REQUESTED_COLUMNS[:2]:
-            is_other |= (mine != its).fill_null(value=False)
-        else:
-            is_other |= mine.ne_missing(its) & (pl.col("_least") > 0)
-    least = pairs.filter(~is_other).group_by(config).agg(pl.col("_least").min())
+    told = [(pl.col(name), pl.col(f"{name}_bad")) for name in REQUESTED_COLUMNS]
+    of_cell = [(mine == its).fill_null(value=True) for mine, its in told[:2]]
+    of_rest = [mine.eq_missing(its) | (pl.col("_least") == 0) for mine, its in told[2:]]
+    least = pairs.filter(*of_cell, *of_rest).group_by(config).agg(pl.col("_least").min())
     found = frame.join(least, on=config, how="left", nulls_equal=True, maintain_order="left")
     is_below = pl.col("_least").is_null() | (pl.col("size_bytes") < pl.col("_least"))
     return found.with_columns(is_trusted=is_default | is_below).drop("_least")

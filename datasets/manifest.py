@@ -145,14 +145,12 @@ class Support:
     carried: bool = False
     #: As `measured`, the size bins that passed the gate; None: no gate was asked.
     gated: dict[str, dict[str, list[int]]] | None = None
-    #: Collective -> action -> the least size bin in which it is not trusted.
+    #: Collective -> action -> the least size bin of no table: above the largest in which it worked.
     failed: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def refused_from(self, collective: str, action: int) -> float:
         """The size bin from which on no table may hold it (`with_trust`); infinite: none."""
-        first = self.failed.get(collective, {}).get(str(action))
-        measured = self.measured.get(collective, {}).get(str(action), [])
-        return np.inf if first is None else min(first, max(measured, default=-1) + 1)
+        return self.failed.get(collective, {}).get(str(action), np.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +342,8 @@ def _support(
     for collective, action, first in (
         bad.group_by("collective", "action").agg(pl.col("bin").min()).sort(pl.all()).iter_rows()
     ):
-        failed.setdefault(collective, {})[str(action)] = first
+        worked = measured.get(collective, {}).get(str(action), [])
+        failed.setdefault(collective, {})[str(action)] = min(first, max(worked, default=-1) + 1)
     return Support(
         **key,
         num_ranks=key["num_nodes"] * key["ranks_per_node"],
@@ -419,34 +418,27 @@ def _carried(
     manifest: Manifest, make: tuple[Any, ...], num_nodes: int, ranks_per_node: int
 ) -> Support:
     measured = [s for s in manifest.supports if tuple(getattr(s, n) for n in _MAKE) == make]
-    # What failed under any release.
+    # Under any release.
     here = measured[0].system, measured[0].launch_profile
-    tried = [s for s in manifest.supports if (s.system, s.launch_profile) == here]
+    failed = _least_failed([s for s in manifest.supports if (s.system, s.launch_profile) == here])
     configs = manifest.actions().configs
     bins: dict[str, dict[str, set[int]]] = {}
     for support in measured:
         for collective, actions in support.measured.items():
             for action, found in actions.items():
                 config = configs[int(action)]
-                if config.num_channels is None and config.chunk_bytes is None:
-                    bins.setdefault(collective, {}).setdefault(action, set()).update(found)
-    carried = dict[str, dict[str, list[int]]]()
-    for collective, unions in bins.items():
-        for action, union in unions.items():
-            kept = [
-                each
-                for each in sorted(union)
-                if all(each < s.refused_from(collective, int(action)) for s in tried)
-            ]
-            carried.setdefault(collective, {}).update({action: kept} if kept else {})
+                first = failed.get(collective, {}).get(action, np.inf)
+                kept = [each for each in found if each < first]
+                if kept and config.num_channels is None and config.chunk_bytes is None:
+                    bins.setdefault(collective, {}).setdefault(action, set()).update(kept)
     return replace(
         measured[0],
         num_nodes=num_nodes,
         ranks_per_node=ranks_per_node,
         num_ranks=num_nodes * ranks_per_node,
-        measured=carried,
+        measured={c: {a: sorted(b) for a, b in each.items()} for c, each in bins.items()},
         most_channels=None,
         channels={},
         carried=True,
-        failed=_least_failed(tried),
+        failed=failed,
     )

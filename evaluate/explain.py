@@ -122,7 +122,7 @@ def _why_not(
         return reason
     if index >= support.refused_from(collective.wire, action):
         first = size_label(bin_center_bytes(support.failed[collective.wire][str(action)]))
-        return f"it failed, or computed wrong values, from {first} on"
+        return f"it failed, or computed wrong values: in no table from {first} on"
     measured = support.measured.get(collective.wire, {})
     for name, what in ((str(action), "it"), (str(ABSTAIN_ACTION), "NCCL's own choice")):
         bins = measured.get(name, [])
